@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use metal_attention::Error;
 use metal_attention::gguf::{GgufFile, Tensor};
 use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
-use metal_attention_model::{ModelSpec, Weights};
+use metal_attention_model::{LoadedModel, ModelSpec};
 use serde_json::json;
 
 use crate::cli_error::CliError;
@@ -208,7 +208,7 @@ impl<'a> Info<'a> {
 
 /// The reason why a model with a valid spec cannot be run: its weights or its tokenizer. `None`: it can.
 fn unusable(file: &GgufFile, spec: &ModelSpec) -> Option<String> {
-    let weights = Weights::load(file, spec).map_err(|e| e.to_string());
+    let weights = LoadedModel::with_spec(file, spec.clone()).map_err(|e| e.to_string());
     let tokenizer = Tokenizer::from_metadata(file.metadata(), &TokenizerOptions::default());
     weights.map(drop).and(tokenizer.map(drop).map_err(|e| e.to_string())).err()
 }

@@ -161,7 +161,7 @@ fn the_profile_of_a_gpu_has_every_dispatch() {
     assert!(stderr(&output).contains("without a profile greedy steps are queued ahead"), "{}", stderr(&output));
     let model = Model::built_in().unwrap();
     let options = SessionOptions { n_ctx: 64, ..Default::default() };
-    let pass = WgpuExecutor::session(gpu, model.spec().clone(), model.weights(), &options).unwrap();
+    let pass = WgpuExecutor::session(gpu, model.loaded(), &options).unwrap();
     // Prefill of five tokens, then decode steps. The context is too short for split-KV, so no merge kernels run.
     for (phase, n_tokens, steps) in [("prefill", 5, 1), ("decode", 1, 5)] {
         let mut expected = BTreeMap::<String, usize>::new();

@@ -133,7 +133,7 @@ fn and_so_they_do_on_a_gpu() {
             return None;
         }
         let options = SessionOptions { n_ctx, cache_type: CacheType::F32, exact: true, ..Default::default() };
-        let pass = WgpuExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options);
+        let pass = WgpuExecutor::session(Arc::clone(&gpu), model.loaded(), &options);
         Some(Box::new(pass.unwrap()))
     };
     hold_to_references(metal_attention_testing::takes_fewer_cases(gpu.summary().is_software()), &set_up, 1e-8);

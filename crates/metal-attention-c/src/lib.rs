@@ -1,5 +1,4 @@
 #![doc = include_str!("../README.md")]
-
 #![allow(clippy::doc_markdown, reason = "the documentation is that of a C header")]
 
 mod answer;

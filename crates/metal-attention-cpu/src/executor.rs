@@ -6,8 +6,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, MemoryUse,
-    ModelSpec, PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults, Watch, Weights,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedModel,
+    MemoryUse, ModelSpec, PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults, Watch,
 };
 
 use crate::cores::physical_cores;
@@ -74,19 +74,16 @@ impl CpuExecutor {
         file: &GgufFile,
         options: &SessionOptions,
     ) -> Result<CpuForwardPass, CpuError> {
-        let spec = ModelSpec::from_gguf(file)?;
-        let weights = Weights::load(file, &spec)?;
-        Self::session(cpu, spec, &weights, options)
+        Self::session(cpu, &LoadedModel::load(file)?, options)
     }
 
     /// A session with a model: see [`new`](Self::new).
     pub fn session(
         cpu: &CpuOptions,
-        spec: ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
     ) -> Result<CpuForwardPass, CpuError> {
-        Ok(Session::new(Self::new(cpu, spec, weights, options)?))
+        Ok(Session::new(Self::new(cpu, model, options)?))
     }
 
     /// Sets up a model: starts the threads, allocates the KV cache and the recurrent states, and repacks the weights. With
@@ -95,15 +92,10 @@ impl CpuExecutor {
     ///
     /// # Errors
     ///
-    /// An option out of its range, a spec that fails [`ModelSpec::check_residuals`], threads or memory that the system refuses,
+    /// An option out of its range, threads or memory that the system refuses,
     /// or a cancelled `watch`.
-    pub fn new(
-        cpu: &CpuOptions,
-        spec: ModelSpec,
-        weights: &Weights,
-        options: &SessionOptions,
-    ) -> Result<Self, CpuError> {
-        spec.check_residuals()?;
+    pub fn new(cpu: &CpuOptions, model: &LoadedModel, options: &SessionOptions) -> Result<Self, CpuError> {
+        let (spec, weights) = (model.spec().clone(), model.weights());
         let n_threads = cpu.n_threads;
         let capacity = options.capacity(&spec);
         if let Some((option, max)) = capacity.out_of_range() {

@@ -42,9 +42,9 @@ use std::sync::Arc;
 
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, MemoryUse,
-    ModelSpec, PageCopy, Phase, Profiler, Session, SessionOptions, SnapshotError, Step, StepLimits, StepResults,
-    Weights, is_decode_step,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedModel,
+    MemoryUse, ModelSpec, PageCopy, Phase, Profiler, Session, SessionOptions, SnapshotError, Step, StepLimits,
+    StepResults, is_decode_step,
 };
 
 use crate::activations::{Activations, Widths};
@@ -101,22 +101,20 @@ impl CudaExecutor {
     /// A session with a model, tuned by the GPU: see [`new`](Self::new).
     pub fn session(
         gpu: Arc<CudaDevice>,
-        spec: ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
     ) -> Result<CudaForwardPass, CudaError> {
-        Self::tuned_session(gpu, spec, weights, options, &CudaTuning::default())
+        Self::tuned_session(gpu, model, options, &CudaTuning::default())
     }
 
     /// A session with a model: see [`new`](Self::new).
     pub fn tuned_session(
         gpu: Arc<CudaDevice>,
-        spec: ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
         tuning: &CudaTuning,
     ) -> Result<CudaForwardPass, CudaError> {
-        Ok(Session::new(Self::new(gpu, spec, weights, options, tuning)?))
+        Ok(Session::new(Self::new(gpu, model, options, tuning)?))
     }
 
     /// Sets a model up on `gpu`: uploads its weights, and allocates the KV cache and all buffers for micro-batches.
@@ -126,31 +124,30 @@ impl CudaExecutor {
     /// memory, or a failure of the driver.
     pub fn new(
         gpu: Arc<CudaDevice>,
-        spec: ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
         tuning: &CudaTuning,
     ) -> Result<Self, CudaError> {
-        Self::with_shard(gpu, spec, weights, (options, tuning), None)
+        Self::with_shard(gpu, model, (options, tuning), None)
     }
 
-    /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model_spec` and
-    /// `weights` are those of the whole model in both cases. The rank's mailbox still has to be connected with those of
+    /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model` is the
+    /// whole model in both cases. The rank's mailbox still has to be connected with those of
     /// the others.
     ///
     /// # Errors
     /// See [`new`](Self::new).
     pub(crate) fn with_shard(
         gpu: Arc<CudaDevice>,
-        model_spec: ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         (options, tuning): (&SessionOptions, &CudaTuning),
         shard: Option<(&Shard, &Arc<AbortFlag>)>,
     ) -> Result<Self, CudaError> {
+        let weights = model.weights();
         // What this rank evaluates.
         let spec = match shard {
-            None => model_spec,
-            Some((shard, _)) => shard.spec(&model_spec, weights),
+            None => model.spec().clone(),
+            Some((shard, _)) => shard.spec(model),
         };
         let capacity = options.capacity(&spec);
         if let Some((option, max)) = capacity.out_of_range() {
@@ -161,9 +158,9 @@ impl CudaExecutor {
         let n_ubatch = capacity.n_tokens(&spec);
         // Elements of the longest vector that ranks exchange: the hidden vectors of a micro-batch.
         let max_exchanged = n_ubatch * spec.n_embd;
-        // `memory_needed` counts the rank's caches and buffers, as `spec` is the rank's, but the weights of the whole
+        // `memory_needed_for` counts the rank's caches and buffers, as `spec` is the rank's, but the weights of the whole
         // model. What other ranks hold of these is subtracted.
-        let needed_with_all_weights = Self::memory_needed(&spec, weights, options).total();
+        let needed_with_all_weights = Self::memory_needed_for(&spec, weights, options).total();
         let needed = shard.map_or(needed_with_all_weights, |(shard, _)| {
             let mailbox = Exchange::bytes(&shard.plan, spec.n_vocab, max_exchanged);
             (needed_with_all_weights + mailbox).saturating_sub(shard.saved_bytes(weights))

@@ -1,7 +1,7 @@
 //! [`CudaTuning`], the best size of micro-batches, and the device memory that a model needs.
 
 use metal_attention_model::{
-    CacheGroups, DEFAULT_UBATCH, LayerSpec, Mask, MemoryUse, ModelSpec, Rope, SessionOptions, Weights,
+    CacheGroups, DEFAULT_UBATCH, LayerSpec, LoadedModel, Mask, MemoryUse, ModelSpec, Rope, SessionOptions, Weights,
 };
 
 use crate::CudaExecutor;
@@ -33,7 +33,12 @@ impl CudaExecutor {
     }
 
     /// An estimate of the device memory that a model takes, within a few percent, without tensor parallelism.
-    pub fn memory_needed(spec: &ModelSpec, weights: &Weights, options: &SessionOptions) -> MemoryUse {
+    pub fn memory_needed(model: &LoadedModel, options: &SessionOptions) -> MemoryUse {
+        Self::memory_needed_for(model.spec(), model.weights(), options)
+    }
+
+    /// [`memory_needed`](Self::memory_needed), for the caches and buffers of `spec` and all of `weights`.
+    pub(crate) fn memory_needed_for(spec: &ModelSpec, weights: &Weights, options: &SessionOptions) -> MemoryUse {
         let capacity = options.capacity(spec);
         let groups = CacheGroups::new(spec, capacity);
         let tensors: u64 = weights.tensors().into_iter().map(packed_bytes).sum();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, Experts, ExpertsWeights, FeedForward, Layer,
-    Linear, Loaded, Mixer, ModelSpec, NormOver, Parts, Positions, Weights,
+    Linear, Loaded, LoadedModel, Mixer, ModelSpec, NormOver, Parts, Positions, Weights,
 };
 
 use crate::CudaError;
@@ -121,7 +121,8 @@ fn can_shard_feed_forward(feed_forward: &FeedForward<Loaded>, n_ranks: usize) ->
 impl ShardingPlan {
     /// The plan for `n_ranks` ranks. An error if there are too many ranks, or if neither attention nor any feed-forward can be
     /// sharded.
-    pub(crate) fn new(spec: &ModelSpec, weights: &Weights, n_ranks: usize) -> Result<Self, CudaError> {
+    pub(crate) fn new(model: &LoadedModel, n_ranks: usize) -> Result<Self, CudaError> {
+        let (spec, weights) = (model.spec(), model.weights());
         if n_ranks > MAX_RANKS {
             return Err(CudaError::TooManyRanks { n_ranks, max: MAX_RANKS });
         }
@@ -179,11 +180,10 @@ impl ShardingPlan {
 }
 
 impl Shard {
-    /// The spec of this rank's shard of `spec`, the whole model: fewer heads, narrower feed-forwards. `weights` are the whole
-    /// model's.
-    pub(crate) fn spec(&self, spec: &ModelSpec, weights: &Weights) -> ModelSpec {
-        let mut sharded = spec.clone();
-        for (i, (layer, w)) in sharded.layers.iter_mut().zip(&weights.layers).enumerate() {
+    /// The spec of this rank's shard of `model`: fewer heads, narrower feed-forwards.
+    pub(crate) fn spec(&self, model: &LoadedModel) -> ModelSpec {
+        let mut sharded = model.spec().clone();
+        for (i, (layer, w)) in sharded.layers.iter_mut().zip(&model.weights().layers).enumerate() {
             if let (Mixer::Attention(spec), true) = (&mut layer.mixer, self.plan.attention) {
                 *spec = self.attention_spec(spec);
             }

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use metal_attention_model::{
-    CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, MemoryUse, ModelSpec,
-    PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults, Weights,
+    CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedModel, MemoryUse,
+    ModelSpec, PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults,
 };
 
 use crate::exchange::{AbortFlag, Exchange};
@@ -205,22 +205,20 @@ impl TensorParallelExecutor {
     /// A session with a model, tuned by the GPUs: see [`new`](Self::new).
     pub fn session(
         gpus: &[Arc<CudaDevice>],
-        spec: &ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
     ) -> Result<TensorParallelPass, CudaError> {
-        Self::tuned_session(gpus, spec, weights, options, &CudaTuning::default())
+        Self::tuned_session(gpus, model, options, &CudaTuning::default())
     }
 
     /// A session with a model: see [`new`](Self::new).
     pub fn tuned_session(
         gpus: &[Arc<CudaDevice>],
-        spec: &ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
         tuning: &CudaTuning,
     ) -> Result<TensorParallelPass, CudaError> {
-        Ok(Session::new(Self::new(gpus, spec, weights, options, tuning)?))
+        Ok(Session::new(Self::new(gpus, model, options, tuning)?))
     }
 
     /// Shards a model over `gpus`, all different, in the order of the ranks, and sets it up on each. `options` are those of the whole
@@ -231,12 +229,11 @@ impl TensorParallelExecutor {
     /// set up.
     pub fn new(
         gpus: &[Arc<CudaDevice>],
-        spec: &ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
         tuning: &CudaTuning,
     ) -> Result<Self, CudaError> {
-        let plan = Arc::new(ShardingPlan::new(spec, weights, gpus.len())?);
+        let plan = Arc::new(ShardingPlan::new(model, gpus.len())?);
         for from in gpus {
             for to in gpus.iter().filter(|to| !Arc::ptr_eq(from, to)) {
                 from.enable_peer_access(to)?;
@@ -246,13 +243,7 @@ impl TensorParallelExecutor {
         let ended = Arc::new(AbortFlag::new(first)?);
         let set_up = |rank: usize| {
             let shard = Shard { plan: Arc::clone(&plan), rank };
-            CudaExecutor::with_shard(
-                Arc::clone(&gpus[rank]),
-                spec.clone(),
-                weights,
-                (options, tuning),
-                Some((&shard, &ended)),
-            )
+            CudaExecutor::with_shard(Arc::clone(&gpus[rank]), model, (options, tuning), Some((&shard, &ended)))
         };
         let passes: Result<Vec<_>, CudaError> = std::thread::scope(|scope| {
             let set_up = &set_up;
@@ -289,7 +280,16 @@ impl TensorParallelExecutor {
         let mut passes = passes.into_iter();
         let Some(first) = passes.next() else { return Err(CudaError::Indivisible { n_ranks: 0 }) };
         let others = passes.map(|pass| RankWorker::start(pass, &ended)).collect::<Result<_, _>>()?;
-        Ok(Self { spec: spec.clone(), first, others, ended, leases: DeviceLease::of(gpus), memory, plan, groups })
+        Ok(Self {
+            spec: model.spec().clone(),
+            first,
+            others,
+            ended,
+            leases: DeviceLease::of(gpus),
+            memory,
+            plan,
+            groups,
+        })
     }
 
     /// The GPU of rank 0.

@@ -10,6 +10,7 @@ mod error;
 mod feed_forward;
 mod forward;
 mod layer_ops;
+mod loaded;
 mod lookahead;
 mod metadata_reader;
 mod pages;
@@ -43,6 +44,7 @@ pub use forward::{
     BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_outputs, micro_batches,
 };
 pub use layer_ops::LayerOps;
+pub use loaded::LoadedModel;
 pub use lookahead::{Lookahead, is_decode_step};
 pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, StateUse, check_share};
 pub use parts::{FeedForward, Layer, LayerSpec, Loaded, Mixer, Parts, Prepare, Residual, Specs};

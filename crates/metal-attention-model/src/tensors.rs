@@ -7,7 +7,7 @@ use half::f16;
 use metal_attention_gguf::{GgufFile, Tensor, TensorType};
 
 use crate::attention::LatentAttentionSpec;
-use crate::weights::{Linear, Weights, build};
+use crate::weights::{Linear, build};
 use crate::{ModelError, ModelSpec};
 
 /// A tensor of a model.
@@ -53,14 +53,6 @@ impl ModelSpec {
         let mut list = TensorList(Vec::new());
         let Ok(_) = build(self, &mut list);
         list.0
-    }
-}
-
-impl Weights {
-    /// Loads every tensor of `spec` from `file` and checks its shape. Matrices stay in the file; vectors are copied to
-    /// F32.
-    pub fn load(file: &GgufFile, spec: &ModelSpec) -> Result<Self, ModelError> {
-        build(spec, &mut FileSource(file))
     }
 }
 
@@ -328,7 +320,7 @@ impl WeightSource for TensorList {
 }
 
 /// A GGUF file as a source.
-struct FileSource<'f>(&'f GgufFile);
+pub(crate) struct FileSource<'f>(pub(crate) &'f GgufFile);
 
 impl FileSource<'_> {
     /// The tensor of that name. An error if its shape is wrong, apart from trailing dimensions of 1.

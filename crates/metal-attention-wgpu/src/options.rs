@@ -1,6 +1,6 @@
 //! [`WgpuTuning`], and an estimate of the memory that a model takes.
 
-use metal_attention_model::{CacheGroups, Capacity, MemoryUse, ModelSpec, Rope, SessionOptions, Weights};
+use metal_attention_model::{CacheGroups, Capacity, LoadedModel, MemoryUse, ModelSpec, Rope, SessionOptions};
 
 use crate::WgpuExecutor;
 use crate::activations::{ActivationWidths, Activations};
@@ -33,7 +33,8 @@ pub(super) fn capacity(options: &SessionOptions, spec: &ModelSpec, max_binding: 
 
 impl WgpuExecutor {
     /// The memory that `spec` takes on a GPU whose largest binding is `max_binding` bytes, within a few percent.
-    pub fn memory_needed(spec: &ModelSpec, weights: &Weights, options: &SessionOptions, max_binding: u64) -> MemoryUse {
+    pub fn memory_needed(model: &LoadedModel, options: &SessionOptions, max_binding: u64) -> MemoryUse {
+        let (spec, weights) = (model.spec(), model.weights());
         let cache_capacity = capacity(options, spec, max_binding);
         let groups = CacheGroups::new(spec, cache_capacity);
         let pages = LayerPages::of_layers(&groups, spec.n_layer(), options.cache_type);

@@ -47,9 +47,9 @@ pub use metal_attention_cuda::{
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{
     ASLEEP_AFTER, BatchToken, DeviceInfo, Executor, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace,
-    Logits, MemoryUse, ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, SequenceCache, Session,
-    SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TypeChoices, Watch,
-    Weights, highest,
+    LoadedModel, Logits, MemoryUse, ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, SequenceCache,
+    Session, SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TypeChoices,
+    Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "wgpu")]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{ForwardPass, ModelSpec, Weights};
+use metal_attention_model::{ForwardPass, LoadedModel, ModelSpec, Weights};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 use sha2::{Digest, Sha256};
 
@@ -36,10 +36,8 @@ pub struct Model {
 struct ModelData {
     /// The file.
     gguf: GgufFile,
-    /// Its structure and sizes.
-    spec: ModelSpec,
-    /// Handles to its weights.
-    weights: Weights,
+    /// Its specification, and handles to its weights.
+    loaded: LoadedModel,
     /// How it was opened.
     options: ModelOptions,
     /// Built at its first use: a program that works with token ids needs none.
@@ -73,20 +71,24 @@ impl Model {
 
     /// The model of an open file.
     pub fn from_gguf(gguf: GgufFile, options: &ModelOptions) -> Result<Self, Error> {
-        let spec = ModelSpec::from_gguf(&gguf)?;
-        let weights = Weights::load(&gguf, &spec)?;
+        let loaded = LoadedModel::load(&gguf)?;
         let (options, tokenizer, fingerprint) = (options.clone(), OnceLock::new(), OnceLock::new());
-        Ok(Self { data: Arc::new(ModelData { gguf, spec, weights, options, tokenizer, fingerprint }) })
+        Ok(Self { data: Arc::new(ModelData { gguf, loaded, options, tokenizer, fingerprint }) })
     }
 
     /// The model's structure and sizes.
     pub fn spec(&self) -> &ModelSpec {
-        &self.data.spec
+        self.data.loaded.spec()
     }
 
     /// Weights by role.
     pub fn weights(&self) -> &Weights {
-        &self.data.weights
+        self.data.loaded.weights()
+    }
+
+    /// The specification with the weights, from which executors are set up.
+    pub fn loaded(&self) -> &LoadedModel {
+        &self.data.loaded
     }
 
     /// The tokenizer, built at the first call. An error if the file has no vocabulary or an unsupported one; the model

@@ -7,7 +7,7 @@ use crate::support::{batch, bits, gguf, on_isa, on_threads, start, start_on};
 use metal_attention_cpu::{CacheType, CpuError, CpuExecutor, CpuForwardPass, Isa};
 use metal_attention_gguf::{GgufFile, TensorDecl};
 use metal_attention_model::{
-    BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Phase, SessionOptions, Weights, argmax,
+    BatchToken, ForwardError, ForwardPass, LoadedModel, ModelSpec, PAGE, PageUse, Phase, SessionOptions, argmax,
 };
 
 /// Opens a generated model by its name, or a file by its path from the root folder.
@@ -430,7 +430,8 @@ fn traced_and_untraced_runs_agree() {
 
 /// The logits of one hidden state, `[n_vocab]`, computed in float64.
 fn head(file: &GgufFile, spec: &ModelSpec, x: &[f32]) -> Vec<f64> {
-    let weights = Weights::load(file, spec).expect("a whole model");
+    let model = LoadedModel::with_spec(file, spec.clone()).expect("a whole model");
+    let weights = model.weights();
     let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
     let factor = 1.0 / (mean + f64::from(spec.output.norm.unwrap().eps)).sqrt();
     let norm = &weights.output_norm.as_ref().unwrap().weight;

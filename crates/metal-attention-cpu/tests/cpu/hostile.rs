@@ -4,7 +4,7 @@ use crate::support::on_threads;
 use metal_attention_cpu::CpuExecutor;
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType, Value};
 use metal_attention_model::{
-    BatchToken, ForwardPass, Mixer, ModelError, ModelShape, ModelSpec, SessionOptions, TensorSpec, Weights,
+    BatchToken, ForwardPass, LoadedModel, Mixer, ModelError, ModelShape, ModelSpec, SessionOptions, TensorSpec,
 };
 use proptest::prelude::*;
 
@@ -58,10 +58,10 @@ fn divisors(name: &str, element: usize) -> Option<f32> {
 /// a successful load nothing may fail.
 fn logits(file: &GgufFile, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
     let spec = ModelSpec::from_metadata(file.metadata())?;
-    let weights = Weights::load(file, &spec)?;
-    let options = SessionOptions { n_ctx: 96, n_ubatch: 4, ..SessionOptions::default() };
     let n_vocab = spec.n_vocab;
-    let mut model = CpuExecutor::session(&on_threads(2), spec, &weights, &options).unwrap();
+    let model = LoadedModel::with_spec(file, spec)?;
+    let options = SessionOptions { n_ctx: 96, n_ubatch: 4, ..SessionOptions::default() };
+    let mut model = CpuExecutor::session(&on_threads(2), &model, &options).unwrap();
     let token = |(pos, &id): (usize, &u32)| BatchToken { id: id % n_vocab as u32, seq: 0, pos, output: true };
     let batch: Vec<_> = tokens.iter().enumerate().map(token).collect();
     let (prompt, one) = batch.split_at(batch.len() - 1);
@@ -137,7 +137,7 @@ fn divisors_of_frequencies_fit_every_layer_and_are_above_0() {
     for layer in [0, 1] {
         let Mixer::Attention(a) = &mut spec.layers[layer].mixer else { panic!("not attention") };
         a.rope_mut().unwrap().n_rot = 4;
-        let error = Weights::load(&file, &spec).unwrap_err();
+        let error = LoadedModel::with_spec(&file, spec.clone()).unwrap_err();
         let named = matches!(&error, ModelError::TensorShape { name, .. } if name == "rope_freqs.weight");
         assert!(named, "{error}");
         let Mixer::Attention(a) = &mut spec.layers[layer].mixer else { panic!("not attention") };

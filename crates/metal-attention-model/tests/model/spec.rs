@@ -2,8 +2,9 @@
 
 use metal_attention_gguf::{GgufFile, Metadata, Value};
 use metal_attention_model::{
-    Activation, AttentionSpec, Dense, FeedForward, KvSource, Mask, Mixer, ModelError, ModelShape, ModelSpec, NormKind,
-    NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout, RopeScaling, StateLayout, Weights,
+    Activation, AttentionSpec, Dense, FeedForward, KvSource, LoadedModel, Mask, Mixer, ModelError, ModelShape,
+    ModelSpec, NormKind, NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout, RopeScaling,
+    StateLayout,
 };
 use proptest::prelude::*;
 
@@ -99,7 +100,8 @@ fn the_models_of_the_repository_have_the_documented_specs() {
     assert_eq!(s.layers[0].feed_forward, silu(172));
     // Keys and values of 5 layers, 4 KV heads of 8 elements.
     assert_eq!(s.kv_elements_per_token(), 2 * 5 * 4 * 8);
-    let weights = Weights::load(&file, &s).unwrap();
+    let model = LoadedModel::with_spec(&file, s.clone()).unwrap();
+    let weights = model.weights();
     assert_eq!(weights.layers.len(), 5);
     assert_eq!(weights.output.as_ref().unwrap().weight.name(), "token_embd.weight");
     assert_eq!(weights.output_norm.as_ref().unwrap().weight.len(), 64);
@@ -110,7 +112,8 @@ fn the_models_of_the_repository_have_the_documented_specs() {
     assert_eq!((s.n_layer(), s.n_embd, s.n_vocab), (4, 256, 4096));
     let a = attention(&s, 0);
     assert_eq!((a.n_head, a.n_head_kv, a.head_dim), (4, 2, 64));
-    let weights = Weights::load(&file, &s).unwrap();
+    let model = LoadedModel::with_spec(&file, s.clone()).unwrap();
+    let weights = model.weights();
     let FeedForward::Dense(dense) = &weights.layers[3].feed_forward else { panic!("it has experts") };
     assert_eq!(dense.down.weight.shape(), [768, 256]);
 }

@@ -1,9 +1,9 @@
-//! `Weights::load`: tensors that are missing or have another shape are named; tensors may be stored in other layouts.
+//! `LoadedModel::load`: tensors that are missing or have another shape are named; tensors may be stored in other layouts.
 
 use metal_attention_gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention_model::{
-    AttentionWeights, DenseWeights, FeedForward, Layer, Linear, Loaded, Mixer, ModelError, ModelShape, ModelSpec,
-    NormWeights, Weights,
+    AttentionWeights, DenseWeights, FeedForward, Layer, Linear, Loaded, LoadedModel, Mixer, ModelError, ModelShape,
+    ModelSpec, NormWeights, Weights,
 };
 
 /// The shape of a small model.
@@ -35,7 +35,8 @@ fn load(shape: &ModelShape, edit: impl Fn(&mut Vec<TensorDecl>)) -> Result<Weigh
             writer.write(&(i as f32).to_le_bytes()).unwrap();
         }
     }
-    Weights::load(&GgufFile::from_bytes(&writer.finish().unwrap()).unwrap(), &spec)
+    let file = GgufFile::from_bytes(&writer.finish().unwrap()).unwrap();
+    LoadedModel::with_spec(&file, spec).map(|model| model.weights().clone())
 }
 
 fn attention(layer: &Layer<Loaded>) -> &AttentionWeights {
@@ -185,7 +186,8 @@ fn qwen3next(older: bool) -> Weights {
             writer.write(&((i / tensor.shape[0]) as f32).to_le_bytes()).unwrap();
         }
     }
-    Weights::load(&GgufFile::from_bytes(&writer.finish().unwrap()).unwrap(), &spec).unwrap()
+    let file = GgufFile::from_bytes(&writer.finish().unwrap()).unwrap();
+    LoadedModel::with_spec(&file, spec).unwrap().weights().clone()
 }
 
 #[test]

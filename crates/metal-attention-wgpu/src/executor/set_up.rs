@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metal_attention_model::{
-    BatchKind, CacheGroups, Capacity, LayerSpec, MemoryUse, ModelSpec, Rope, Session, SessionOptions, Weights,
+    BatchKind, CacheGroups, Capacity, LayerSpec, LoadedModel, MemoryUse, ModelSpec, Rope, Session, SessionOptions,
+    Weights,
 };
 use wgpu::Buffer;
 
@@ -31,39 +32,37 @@ impl WgpuExecutor {
     /// A session with a model, tuned by the GPU: see [`new`](Self::new).
     pub fn session(
         gpu: Arc<WgpuDevice>,
-        spec: ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
     ) -> Result<WgpuForwardPass, WgpuError> {
-        Self::tuned_session(gpu, spec, weights, options, &WgpuTuning::default())
+        Self::tuned_session(gpu, model, options, &WgpuTuning::default())
     }
 
     /// A session with a model: see [`new`](Self::new).
     pub fn tuned_session(
         gpu: Arc<WgpuDevice>,
-        spec: ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
         tuning: &WgpuTuning,
     ) -> Result<WgpuForwardPass, WgpuError> {
-        Ok(Session::new(Self::new(gpu, spec, weights, options, tuning)?))
+        Ok(Session::new(Self::new(gpu, model, options, tuning)?))
     }
 
     /// Loads a model onto `gpu`. Errors: an option out of range, a part of the model without kernels, too little
     /// memory, a pipeline that the driver rejects.
     pub fn new(
         gpu: Arc<WgpuDevice>,
-        spec: ModelSpec,
-        weights: &Weights,
+        model: &LoadedModel,
         options: &SessionOptions,
         tuning: &WgpuTuning,
     ) -> Result<Self, WgpuError> {
+        let (spec, weights) = (model.spec().clone(), model.weights());
         let cache_capacity = capacity(options, &spec, gpu.summary().max_binding);
         if let Some((option, max)) = cache_capacity.out_of_range() {
             return Err(WgpuError::Option { option, max });
         }
         supports(&spec)?;
-        let needed = Self::memory_needed(&spec, weights, options, gpu.summary().max_binding);
+        let needed = Self::memory_needed(model, options, gpu.summary().max_binding);
         if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
             return Err(WgpuError::ModelTooLarge {
                 name: gpu.summary().name.clone(),

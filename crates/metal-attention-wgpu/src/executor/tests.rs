@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::{WgpuOptions, WgpuTuning};
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{CacheType, ForwardPass, SessionOptions, Weights, argmax};
+use metal_attention_model::{CacheType, ForwardPass, LoadedModel, SessionOptions, argmax};
 
 use super::*;
 
@@ -30,9 +30,8 @@ fn start(gpu: &Arc<WgpuDevice>, groups: impl Into<Option<usize>>) -> WgpuForward
     let options = SessionOptions { n_ctx: 256, n_seq: 3, cache_type: CacheType::F32, ..Default::default() };
     let tuning = WgpuTuning { persistent_workgroups: groups.into(), ..Default::default() };
     let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()["llama-mha.gguf"]).unwrap();
-    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-    let weights = Weights::load(&file, &spec).unwrap();
-    WgpuExecutor::tuned_session(Arc::clone(gpu), spec, &weights, &options, &tuning).unwrap()
+    let model = LoadedModel::load(&file).unwrap();
+    WgpuExecutor::tuned_session(Arc::clone(gpu), &model, &options, &tuning).unwrap()
 }
 
 #[test]

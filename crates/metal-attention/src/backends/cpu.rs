@@ -45,7 +45,7 @@ fn forward_pass(model: &Model, options: &EngineOptions) -> Result<CpuForwardPass
         ..Default::default()
     };
     let session = options.session_options(options.n_ctx_of(model), options.n_ubatch.unwrap_or(DEFAULT_UBATCH));
-    let pass = CpuExecutor::session(&cpu, model.spec().clone(), model.weights(), &session)?;
+    let pass = CpuExecutor::session(&cpu, model.loaded(), &session)?;
     tracing::info!("device: CPU, {}, threads: {}", pass.isa().name(), pass.n_threads());
     tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes()));
     log_memory("repacked weights", pass.memory_use(), pass.cache_pages());

@@ -72,7 +72,7 @@ fn forward_pass(model: &Model, options: &EngineOptions, ordinal: usize) -> Resul
     CudaExecutor::supports(model.spec())?;
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
     let options = pass_options(options, model, gpu.summary(), gpu.free_memory()?);
-    let pass = CudaExecutor::session(gpu, model.spec().clone(), model.weights(), &options)?;
+    let pass = CudaExecutor::session(gpu, model.loaded(), &options)?;
     log_device(pass.gpu());
     log_memory("weights", pass.memory_use(), pass.cache_pages());
     Ok(pass)
@@ -90,7 +90,7 @@ fn ranks(model: &Model, options: &EngineOptions, first: usize) -> Result<TensorP
     let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_ranks: 0 }) };
     let free = gpus.iter().map(|gpu| gpu.free_memory()).sum::<Result<u64, CudaError>>()?;
     let options = pass_options(options, model, gpu.summary(), free);
-    let pass = TensorParallelExecutor::session(&gpus, model.spec(), model.weights(), &options)?;
+    let pass = TensorParallelExecutor::session(&gpus, model.loaded(), &options)?;
     tracing::info!("the model is shared out: {}", pass.shared());
     log_memory("weights", pass.memory_use(), pass.cache_pages());
     Ok(pass)
@@ -116,7 +116,7 @@ fn first_with_capacity(model: &Model, options: &EngineOptions) -> Result<CudaFor
     for gpu in gpus {
         let available = gpu.memory - gpu.memory / 10;
         let options_here = pass_options(options, model, &gpu, available);
-        let needed = CudaExecutor::memory_needed(model.spec(), model.weights(), &options_here).total();
+        let needed = CudaExecutor::memory_needed(model.loaded(), &options_here).total();
         let outcome = if needed > available {
             Err(CudaError::ModelTooLarge { needed, available })
         } else {
@@ -143,7 +143,7 @@ fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, avail
         return with(n_ubatch);
     }
     let best = with(CudaExecutor::best_ubatch(gpu, model.spec()));
-    let mut needed = CudaExecutor::memory_needed(model.spec(), model.weights(), &best);
+    let mut needed = CudaExecutor::memory_needed(model.loaded(), &best);
     // Each rank has its own scratch buffers.
     needed.scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     if needed.total() > available { with(DEFAULT_UBATCH) } else { best }
@@ -153,7 +153,7 @@ fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, avail
 fn sized(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u64) -> EngineOptions {
     let n_ubatch = options.n_ubatch.unwrap_or_else(|| CudaExecutor::best_ubatch(gpu, model.spec()));
     let smallest = SessionOptions { n_ubatch, n_ctx: options.n_ctx_of(model), ..Default::default() };
-    let needed = CudaExecutor::memory_needed(model.spec(), model.weights(), &smallest);
+    let needed = CudaExecutor::memory_needed(model.loaded(), &smallest);
     let scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     options.sized(model.spec(), Some(available), needed.weights.saturating_add(scratch))
 }

@@ -107,7 +107,7 @@ fn forward_pass(model: &Model, options: &EngineOptions, adapter: AdapterChoice) 
     let sized = options.sized(model.spec(), free, model.gguf().tensor_bytes());
     let set_up = |options: &EngineOptions| {
         let options = pass_options(model, options);
-        WgpuExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options)
+        WgpuExecutor::session(Arc::clone(&gpu), model.loaded(), &options)
     };
     let pass = match set_up(&sized) {
         // Other programs may use more of the memory, or the device may not allow a buffer of that size.
@@ -128,7 +128,7 @@ fn auto(model: &Model, options: &EngineOptions) -> Result<WgpuForwardPass, WgpuE
     // The upper bound of a binding's size: devices with a smaller one need less memory at a time.
     let max_binding = u64::from(u32::MAX);
     let session = pass_options(model, options);
-    let needed = WgpuExecutor::memory_needed(model.spec(), model.weights(), &session, max_binding);
+    let needed = WgpuExecutor::memory_needed(model.loaded(), &session, max_binding);
     let pass = forward_pass(model, options, AdapterChoice::Hardware { bytes: needed.total() })?;
     tracing::info!("auto takes the GPU: it has room for {}", mib(needed.total()));
     Ok(pass)

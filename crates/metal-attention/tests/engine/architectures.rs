@@ -130,7 +130,7 @@ fn and_so_it_does_on_a_gpu() {
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
     let set_up = |model: &Model, n_ctx, exact| -> Box<dyn ForwardPass> {
         let options = SessionOptions { n_ctx, cache_type: CacheType::F32, exact, ..Default::default() };
-        Box::new(WgpuExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).unwrap())
+        Box::new(WgpuExecutor::session(Arc::clone(&gpu), model.loaded(), &options).unwrap())
     };
     // Tests of `wgpu::correctness` hold these models to references.
     let mut seen = SeenParts::default();

@@ -92,14 +92,14 @@ fn on_cpu(toy: &Toy, options: &SessionOptions) -> CpuForwardPass {
 }
 
 fn on_threads(cpu: &CpuOptions, toy: &Toy, options: &SessionOptions) -> CpuForwardPass {
-    CpuExecutor::session(cpu, toy.spec.clone(), &toy.weights, options).unwrap()
+    CpuExecutor::session(cpu, &toy.model, options).unwrap()
 }
 
 #[test]
 fn logits_do_not_depend_on_the_division_into_batches() {
     let ids = some_ids(300);
     for toy in models() {
-        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let (name, n_vocab) = (toy.name, toy.model.spec().n_vocab);
         let want = logits(&mut on_cpu(&toy, &options()), 0, &ids);
         for (n_threads, n_ubatch, step) in [(1, 512, 1), (2, 24, 300), (2, 512, 7), (2, 100, 130), (1, 64, 64)] {
             let cpu = CpuOptions { n_threads, ..Default::default() };
@@ -122,7 +122,7 @@ fn logits_do_not_depend_on_the_division_into_batches() {
 fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
     let ids = some_ids(300);
     for toy in models() {
-        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let (name, n_vocab) = (toy.name, toy.model.spec().n_vocab);
         let mut pass = on_cpu(&toy, &options());
         let want = logits(&mut pass, 0, &ids);
         let rest = |n: usize| &want[n * n_vocab..];
@@ -153,8 +153,8 @@ fn a_cancelled_batch_leaves_states_unchanged() {
     let ids = some_ids(300);
     for toy in models() {
         let want = logits(&mut on_cpu(&toy, &options()), 0, &ids);
-        let rest = |n: usize| &want[n * toy.spec.n_vocab..];
-        let last = toy.spec.n_layer() - 1;
+        let rest = |n: usize| &want[n * toy.model.spec().n_vocab..];
+        let last = toy.model.spec().n_layer() - 1;
         for (n, at_layer, at_micro_batch) in [(70, 0, 1), (70, 2, 1), (64, 3, 2), (0, 1, 3), (1, 3, 4)] {
             let watch = Watch::default();
             let cpu = CpuOptions { n_threads: 2, watch: watch.clone(), ..Default::default() };

@@ -165,7 +165,7 @@ fn feed_forward(w: &DenseWeights, h: &[f64]) -> Vec<f64> {
 
 /// The reference logits of the tokens at `positions`, `[positions.len(), n_vocab]`.
 fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<f64> {
-    let (spec, w) = (&toy.spec, &toy.weights);
+    let (spec, w) = (toy.model.spec(), toy.model.weights());
     let table = to_f64(&w.token_embd.weight.to_f32());
     let row = |id: &u32| table[*id as usize * spec.n_embd..][..spec.n_embd].iter().copied();
     let mut x: Vec<f64> = ids.iter().flat_map(row).collect();
@@ -203,13 +203,8 @@ fn long_sequences_agree_with_float64() {
     let positions: Vec<usize> = (0..N_TOKENS).rev().step_by(N_TOKENS / 64).collect();
     let want = reference_logits(&toy, &ids, &positions);
     let options = SessionOptions { n_ctx: N_TOKENS, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    let mut pass = CpuExecutor::session(
-        &CpuOptions { n_threads: 2, ..Default::default() },
-        toy.spec.clone(),
-        &toy.weights,
-        &options,
-    )
-    .unwrap();
+    let mut pass =
+        CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, &toy.model, &options).unwrap();
     let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, output: positions.contains(&pos) };
     let batch: Vec<_> = ids.iter().enumerate().map(token).collect();
     let got = pass.forward(&batch).unwrap();
@@ -219,7 +214,7 @@ fn long_sequences_agree_with_float64() {
         let error: f64 = range.clone().map(|i| (got[i] - want[i]).powi(2)).sum();
         error / range.map(|i| want[i].powi(2)).sum::<f64>()
     };
-    let (all, last) = (nmse(0..want.len()), nmse(0..toy.spec.n_vocab));
+    let (all, last) = (nmse(0..want.len()), nmse(0..toy.model.spec().n_vocab));
     println!("NMSE of all {all:.1e}, of the last token {last:.1e}");
     assert!(all < 1e-6 && last < 1e-6, "{all:e}, of the last token {last:e}");
 }

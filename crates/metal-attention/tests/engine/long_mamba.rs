@@ -204,10 +204,10 @@ impl ReferenceMixer for Mamba2Reference {
 /// The reference logits of the last [`N_COMPARED`] tokens, of a model whose layers have a mixer and no feed-forward.
 fn reference_logits(toy: &Toy, ids: &[u32]) -> Vec<f32> {
     let norm = |x: &[f64], w: &Option<NormWeights>, eps| rms_norm(x, &w.as_ref().unwrap().weight, eps);
-    let eps = toy.spec.output.norm.unwrap().eps;
-    let table = Matrix::new(&toy.weights.token_embd);
-    let head = Matrix::new(toy.weights.output.as_ref().unwrap());
-    let layers = toy.weights.layers.iter();
+    let eps = toy.model.spec().output.norm.unwrap().eps;
+    let table = Matrix::new(&toy.model.weights().token_embd);
+    let head = Matrix::new(toy.model.weights().output.as_ref().unwrap());
+    let layers = toy.model.weights().layers.iter();
     let mut mixers: Vec<Box<dyn ReferenceMixer>> = layers
         .map(|layer| -> Box<dyn ReferenceMixer> {
             match &layer.mixer {
@@ -220,12 +220,12 @@ fn reference_logits(toy: &Toy, ids: &[u32]) -> Vec<f32> {
     let mut logits = Vec::new();
     for (i, &id) in ids.iter().enumerate() {
         let mut x = table.rows[id as usize].clone();
-        for (mixer, w) in mixers.iter_mut().zip(&toy.weights.layers) {
+        for (mixer, w) in mixers.iter_mut().zip(&toy.model.weights().layers) {
             let y = mixer.next(&norm(&x, &w.mixer_norm, eps));
             x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
         }
         if i + N_COMPARED >= ids.len() {
-            logits.extend(head.times(&norm(&x, &toy.weights.output_norm, eps)).iter().map(|&x| x as f32));
+            logits.extend(head.times(&norm(&x, &toy.model.weights().output_norm, eps)).iter().map(|&x| x as f32));
         }
     }
     logits
@@ -242,13 +242,8 @@ fn logits_after_thousands_of_tokens_agree_with_float64() {
     let ids = some_ids(N_TOKENS);
     for toy in published.iter().chain(&toys) {
         let options = SessionOptions { n_ctx: N_TOKENS, cache_type: CacheType::F32, exact: true, ..Default::default() };
-        let mut pass = CpuExecutor::session(
-            &CpuOptions { n_threads: 2, ..Default::default() },
-            toy.spec.clone(),
-            &toy.weights,
-            &options,
-        )
-        .unwrap();
+        let mut pass =
+            CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, &toy.model, &options).unwrap();
         let (before, compared) = ids.split_at(N_TOKENS - N_COMPARED);
         let tokens = batch(&pass, 0, before, false);
         pass.forward(&tokens).unwrap();

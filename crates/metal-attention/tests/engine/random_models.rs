@@ -288,7 +288,7 @@ mod on_gpu {
     use std::sync::Arc;
 
     use metal_attention::{SessionOptions, WgpuExecutor};
-    use metal_attention_model::Weights;
+    use metal_attention_model::LoadedModel;
 
     use super::*;
     use crate::wgpu::device::{gpu, takes_fewer_cases};
@@ -305,8 +305,7 @@ mod on_gpu {
             let case = Case::new(number);
             let file = case.file();
             let want = case.cpu(&file, best, true);
-            let spec = ModelSpec::from_metadata(file.metadata()).expect("a model");
-            let weights = Weights::load(&file, &spec).expect("a whole model");
+            let model = LoadedModel::load(&file).expect("a whole model");
             // Matrix units round their inputs to 16 bits.
             let exact = !number.is_multiple_of(3);
             let rounded = !exact && gpu.features().cooperative_f16;
@@ -318,7 +317,7 @@ mod on_gpu {
                 exact,
                 ..Default::default()
             };
-            let pass = WgpuExecutor::session(Arc::clone(&gpu), spec, &weights, &options);
+            let pass = WgpuExecutor::session(Arc::clone(&gpu), &model, &options);
             let mut pass = pass.unwrap_or_else(|e| panic!("{case:?}: {e}"));
             let limit = if rounded { 1e-4 } else { case.limit() };
             case.compare("GPU", &case.logits(&mut pass), &want, limit);
@@ -332,7 +331,7 @@ mod on_cuda {
     use std::sync::Arc;
 
     use metal_attention::{CudaDevice, CudaExecutor, CudaTuning, SessionOptions, Watch, cuda_summaries};
-    use metal_attention_model::Weights;
+    use metal_attention_model::LoadedModel;
 
     use super::*;
 
@@ -348,8 +347,7 @@ mod on_cuda {
             let case = Case::new(number);
             let file = case.file();
             let want = case.cpu(&file, best, true);
-            let spec = ModelSpec::from_metadata(file.metadata()).expect("a model");
-            let weights = Weights::load(&file, &spec).expect("a whole model");
+            let model = LoadedModel::load(&file).expect("a whole model");
             // GEMMs round their inputs to 16 bits.
             let exact = !number.is_multiple_of(3);
             let options = SessionOptions {
@@ -362,7 +360,7 @@ mod on_cuda {
             };
             let positions = if number.is_multiple_of(2) { usize::MAX } else { 0 };
             let tuning = CudaTuning { persistent_kernel_positions: Some(positions) };
-            let pass = CudaExecutor::tuned_session(Arc::clone(&gpu), spec, &weights, &options, &tuning);
+            let pass = CudaExecutor::tuned_session(Arc::clone(&gpu), &model, &options, &tuning);
             let mut pass = pass.unwrap_or_else(|e| panic!("{case:?}: {e}"));
             let limit = if exact { case.limit() } else { 1e-4 };
             case.compare("CUDA", &case.logits(&mut pass), &want, limit);

@@ -221,7 +221,7 @@ fn swiglu(w: &DenseWeights<Matrix>, x: &[f64]) -> Vec<f64> {
 
 /// The reference logits of the tokens at `positions`.
 fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<Vec<f64>> {
-    let Toy { spec, weights, .. } = toy;
+    let (spec, weights) = (toy.model.spec(), toy.model.weights());
     let layer_to_f64 = |layer: &Layer<Loaded>| {
         let Ok(layer) = layer.map(&mut |linear| Ok::<_, Infallible>(Matrix::new(linear)));
         layer
@@ -299,45 +299,52 @@ fn models() -> Vec<Toy> {
     published.into_iter().chain(others).collect()
 }
 
-/// Sets decays that keep nearly all of a state for thousands of tokens.
-fn set_slow_decay(toy: &mut Toy) {
-    for layer in &mut toy.weights.layers {
-        let slow = |bias: &mut Vec<f32>| bias.iter_mut().enumerate().for_each(|(i, x)| *x = -4.0 - (i % 8) as f32);
-        if let Mixer::Rwkv6(w) = &mut layer.mixer {
-            slow(&mut w.decay_bias);
-        }
-        if let Mixer::Rwkv7(w) = &mut layer.mixer {
-            slow(&mut w.decay_bias);
-        }
-    }
-}
+/// A tensor of a file: name, shape and bytes of F32 values.
+type FileTensor = (String, Vec<usize>, Vec<u8>);
 
-/// The file with the token-shift weights of RWKV-6 in a tensor each, as in older files, instead of one fused tensor.
-fn with_separate_lerps(file: &GgufFile) -> Vec<u8> {
-    let fused = |tensor: &&Tensor| tensor.name().ends_with("lerp_fused.weight");
-    let mut all = Vec::new();
-    for tensor in file.tensors() {
-        let bytes = tensor.bytes().to_vec();
-        if !fused(&tensor) {
-            all.push((tensor.name().to_owned(), tensor.shape().to_vec(), bytes));
-            continue;
-        }
-        for (part, bytes) in ["w", "k", "v", "r", "g"].iter().zip(bytes.chunks_exact(bytes.len() / RWKV6_MIXES)) {
-            let name = tensor.name().replace("lerp_fused", &format!("lerp_{part}"));
-            all.push((name, vec![tensor.shape()[0], 1, 1], bytes.to_vec()));
-        }
-    }
-    let decl = |(name, shape, _): &(String, Vec<usize>, _)| TensorDecl {
-        name: name.clone(),
-        shape: shape.clone(),
-        ty: TensorType::F32,
-    };
+/// `file` with `edit` of each tensor in its place.
+fn edited(file: &GgufFile, edit: &dyn Fn(&Tensor) -> Vec<FileTensor>) -> Vec<u8> {
+    let all: Vec<_> = file.tensors().iter().flat_map(edit).collect();
+    let decl =
+        |(name, shape, _): &FileTensor| TensorDecl { name: name.clone(), shape: shape.clone(), ty: TensorType::F32 };
     let decls: Vec<_> = all.iter().map(decl).collect();
     let mut writer = GgufWriter::new(Vec::new(), 3, file.metadata(), &decls).unwrap();
     for (_, _, bytes) in &all {
         writer.write(bytes).unwrap();
     }
     writer.finish().unwrap()
+}
+
+/// `tensor` as it is.
+fn unchanged(tensor: &Tensor) -> FileTensor {
+    (tensor.name().to_owned(), tensor.shape().to_vec(), tensor.bytes().to_vec())
+}
+
+/// The model with decays that keep nearly all of a state for thousands of tokens.
+fn with_slow_decay(toy: &Toy) -> Toy {
+    let slow = |tensor: &Tensor| {
+        let (name, shape, mut bytes) = unchanged(tensor);
+        if name.ends_with("time_mix_decay.weight") || name.ends_with("time_mix_w0.weight") {
+            bytes = (0..shape.iter().product()).flat_map(|i: usize| (-4.0 - (i % 8) as f32).to_le_bytes()).collect();
+        }
+        vec![(name, shape, bytes)]
+    };
+    read(toy.name, &edited(&toy.file, &slow))
+}
+
+/// The file with the token-shift weights of RWKV-6 in a tensor each, as in older files, instead of one fused tensor.
+fn with_separate_lerps(file: &GgufFile) -> Vec<u8> {
+    edited(file, &|tensor| {
+        let (name, shape, bytes) = unchanged(tensor);
+        if !name.ends_with("lerp_fused.weight") {
+            return vec![(name, shape, bytes)];
+        }
+        let parts = ["w", "k", "v", "r", "g"].iter().zip(bytes.chunks_exact(bytes.len() / RWKV6_MIXES));
+        let part = |(part, bytes): (&&str, &[u8])| {
+            (name.replace("lerp_fused", &format!("lerp_{part}")), vec![shape[0], 1, 1], bytes.to_vec())
+        };
+        parts.map(part).collect()
+    })
 }
 
 #[test]
@@ -349,8 +356,7 @@ fn token_shift_weights_may_be_in_a_tensor_each() {
         let toy = read("rwkv6", file);
         let mut pass = CpuExecutor::session(
             &CpuOptions { n_threads: 2, ..Default::default() },
-            toy.spec,
-            &toy.weights,
+            &toy.model,
             &SessionOptions { n_ctx: 64, ..Default::default() },
         )
         .unwrap();
@@ -365,19 +371,12 @@ fn long_sequences_agree_with_float64() {
     let ids = some_ids(LONG);
     let positions = [0, 1, 63, 64, 1000, LONG - 1];
     let options = SessionOptions { n_ctx: LONG, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    for mut toy in models() {
-        for slow in [false, true] {
-            if slow {
-                set_slow_decay(&mut toy);
-            }
+    for toy in models() {
+        let with_slow_decay = with_slow_decay(&toy);
+        for (toy, slow) in [(toy, false), (with_slow_decay, true)] {
             let want = reference_logits(&toy, &ids, &positions);
-            let mut pass = CpuExecutor::session(
-                &CpuOptions { n_threads: 2, ..Default::default() },
-                toy.spec.clone(),
-                &toy.weights,
-                &options,
-            )
-            .unwrap();
+            let mut pass =
+                CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, &toy.model, &options).unwrap();
             let mut batch = batch(&pass, 0, &ids, false);
             for token in &mut batch {
                 token.output = positions.contains(&token.pos);

@@ -25,8 +25,7 @@ fn models(names: &[&'static str]) -> Vec<Toy> {
 
 fn on_cpu(toy: &Toy, cache_type: CacheType, n_seq: usize) -> CpuForwardPass {
     let options = SessionOptions { n_ctx: N_CTX, n_seq, cache_type, n_ubatch: 24, ..Default::default() };
-    CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
-        .unwrap()
+    CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, &toy.model, &options).unwrap()
 }
 
 /// The snapshot of sequence `seq`, header and blocks.
@@ -120,7 +119,7 @@ fn sequences_continue_on_the_gpu() {
     let options = SessionOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
     let few = crate::wgpu::device::takes_fewer_cases(&gpu);
     for toy in models(if few { &["qwen35.gguf"] } else { &["qwen35.gguf", "gemma3.gguf"] }) {
-        let open = || WgpuExecutor::session(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+        let open = || WgpuExecutor::session(Arc::clone(&gpu), &toy.model, &options).unwrap();
         check_continuation(toy.name, &[130], &mut open(), &mut open());
     }
 }
@@ -141,13 +140,13 @@ fn sequences_continue_on_cuda() {
     let device = |i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap());
     let gpu = device(0);
     for toy in models(&["gemma3.gguf", "qwen35.gguf", "rwkv7.gguf"]) {
-        let open = || CudaExecutor::session(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+        let open = || CudaExecutor::session(Arc::clone(&gpu), &toy.model, &options).unwrap();
         check_continuation(toy.name, &[130], &mut open(), &mut open());
     }
     if n_devices > 1 {
         let toy = &models(&[])[0];
         let gpus = [gpu, device(1)];
-        let open = || TensorParallelExecutor::session(&gpus, &toy.spec, &toy.weights, &options).unwrap();
+        let open = || TensorParallelExecutor::session(&gpus, &toy.model, &options).unwrap();
         check_continuation("two ranks", &[130], &mut open(), &mut open());
     }
 }
@@ -175,13 +174,7 @@ fn snapshots_of_other_caches_are_refused() {
     // Longer than the context, and larger than the free pages.
     let small = |n_ctx, n_cache| {
         let options = SessionOptions { n_ctx, n_cache: Some(n_cache), n_seq: 2, ..Default::default() };
-        CpuExecutor::session(
-            &CpuOptions { n_threads: 1, ..Default::default() },
-            all[0].spec.clone(),
-            &all[0].weights,
-            &options,
-        )
-        .unwrap()
+        CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, &all[0].model, &options).unwrap()
     };
     let outcome = restore(&mut small(69, 128), 0, &bytes);
     assert!(matches!(outcome, Err(SnapshotError::Damaged { .. })), "{outcome:?}");
@@ -204,13 +197,8 @@ fn checkpoints_that_do_not_fit_are_left_out() {
     let bytes = save(&mut pass, 0);
     let want = logits(&mut pass, 0, &ids[300..]);
     let options = SessionOptions { n_ctx: N_CTX, n_seq: 1, n_ubatch: 24, state_cache: 0, ..Default::default() };
-    let mut small = CpuExecutor::session(
-        &CpuOptions { n_threads: 2, ..Default::default() },
-        toy.spec.clone(),
-        &toy.weights,
-        &options,
-    )
-    .unwrap();
+    let mut small =
+        CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, &toy.model, &options).unwrap();
     assert_eq!(small.cache_pages().states.total, 3);
     restore(&mut small, 0, &bytes).unwrap();
     assert_eq!(small.cache_pages().states.free, 0);

@@ -16,23 +16,23 @@ const ALL: usize = N_CTX;
 /// Layers with sliding windows, with chunks that begin at a page boundary and with others that do not, and with full
 /// attention.
 fn mixed() -> Toy {
-    let mut toy = toy("mixed", &metadata("llama", 5, &[]));
     let masks = [Mask::Window(40), Mask::Chunk(128), Mask::Causal, Mask::Chunk(100), Mask::Window(90)];
-    for (layer, mask) in toy.spec.layers.iter_mut().zip(masks) {
-        let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
-        a.mask = mask;
-    }
-    toy
+    with_masks(toy("mixed", &metadata("llama", 5, &[])), masks)
+}
+
+/// The model with these masks in its layers.
+fn with_masks(toy: Toy, masks: impl IntoIterator<Item = Mask>) -> Toy {
+    toy.with_spec(|spec| {
+        for (layer, mask) in spec.layers.iter_mut().zip(masks) {
+            let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
+            a.mask = mask;
+        }
+    })
 }
 
 /// A model with sliding windows in all layers.
 fn windows_only(name: &'static str, windows: [usize; 2]) -> Toy {
-    let mut toy = toy(name, &metadata("llama", 2, &[]));
-    for (layer, window) in toy.spec.layers.iter_mut().zip(windows) {
-        let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
-        a.mask = Mask::Window(window);
-    }
-    toy
+    with_masks(toy(name, &metadata("llama", 2, &[])), windows.map(Mask::Window))
 }
 
 fn models(names: &[&'static str]) -> Vec<Toy> {
@@ -44,8 +44,7 @@ fn models(names: &[&'static str]) -> Vec<Toy> {
 fn on_cpu(toy: &Toy, n_seq: usize, n_ubatch: usize) -> CpuForwardPass {
     let cache_type = CacheType::F32;
     let options = SessionOptions { n_ctx: N_CTX, n_seq, cache_type, n_ubatch, ..Default::default() };
-    CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
-        .unwrap()
+    CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, &toy.model, &options).unwrap()
 }
 
 /// Appends `ids` to sequence `seq`. Returns the logits of all of them.
@@ -67,7 +66,7 @@ fn greedy(pass: &mut dyn ForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
 fn reused_pages_give_the_logits_of_a_cache_with_all_pages() {
     let ids = some_ids(500);
     for toy in models(&["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "gemma4.gguf", "cohere2.gguf", "gpt-oss.gguf"]) {
-        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let (name, n_vocab) = (toy.name, toy.model.spec().n_vocab);
         let mut whole = on_cpu(&toy, 2, ALL);
         let mut pass = on_cpu(&toy, 2, FEW);
         let want = logits(&mut whole, 0, &ids);
@@ -99,11 +98,7 @@ fn reused_pages_give_the_logits_of_a_cache_with_all_pages() {
 
 #[test]
 fn a_sequence_can_be_cut_back_to_a_chunk_at_a_page_boundary() {
-    let mut toy = mixed();
-    for (layer, mask) in toy.spec.layers.iter_mut().zip([Mask::Causal, Mask::Chunk(128)].into_iter().cycle()) {
-        let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
-        a.mask = mask;
-    }
+    let toy = with_masks(mixed(), [Mask::Causal, Mask::Chunk(128)].into_iter().cycle());
     let ids = some_ids(500);
     let want = logits(&mut on_cpu(&toy, 1, ALL), 0, &ids);
     let mut pass = on_cpu(&toy, 2, FEW);
@@ -111,7 +106,7 @@ fn a_sequence_can_be_cut_back_to_a_chunk_at_a_page_boundary() {
     assert_eq!(pass.share_prefix(0, 1, 200).unwrap(), 128);
     assert_eq!(pass.rewind(0, 150), 128);
     for seq in [0, 1] {
-        assert!(logits(&mut pass, seq, &ids[128..]) == want[128 * toy.spec.n_vocab..], "sequence {seq}");
+        assert!(logits(&mut pass, seq, &ids[128..]) == want[128 * toy.model.spec().n_vocab..], "sequence {seq}");
     }
 }
 
@@ -189,8 +184,8 @@ fn concurrent_sequences_on_the_gpu_equal_single_ones() {
         let open = |n_seq, n_ubatch| {
             let options =
                 SessionOptions { n_ctx: N_CTX, n_seq, n_ubatch, cache_type: CacheType::F32, ..Default::default() };
-            let needed = WgpuExecutor::memory_needed(&toy.spec, &toy.weights, &options, gpu.summary().max_binding);
-            let pass = WgpuExecutor::session(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+            let needed = WgpuExecutor::memory_needed(&toy.model, &options, gpu.summary().max_binding);
+            let pass = WgpuExecutor::session(Arc::clone(&gpu), &toy.model, &options).unwrap();
             assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{name}");
             pass
         };

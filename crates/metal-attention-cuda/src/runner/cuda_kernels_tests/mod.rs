@@ -22,7 +22,7 @@ use bytemuck::Pod;
 use half::f16;
 use metal_attention_gguf::blocks::random_blocks;
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
-use metal_attention_model::{ModelSpec, SessionOptions, Watch, Weights};
+use metal_attention_model::{LoadedModel, SessionOptions, Watch};
 
 use crate::device::{CudaBuffer, Readback};
 use crate::{CudaDevice, CudaExecutor, CudaTuning};
@@ -46,10 +46,9 @@ fn device() -> Option<Arc<CudaDevice>> {
 fn pass() -> Option<CudaExecutor> {
     let gpu = device()?;
     let file = GgufFile::open(metal_attention_testing::stories()).unwrap();
-    let spec = ModelSpec::from_gguf(&file).unwrap();
-    let weights = Weights::load(&file, &spec).unwrap();
+    let model = LoadedModel::load(&file).unwrap();
     let options = SessionOptions { n_ctx: 64, n_ubatch: 256, ..Default::default() };
-    Some(CudaExecutor::new(gpu, spec, &weights, &options, &CudaTuning::default()).unwrap())
+    Some(CudaExecutor::new(gpu, &model, &options, &CudaTuning::default()).unwrap())
 }
 
 /// Random numbers in `-1..1`, from `SplitMix64`.

@@ -92,14 +92,12 @@ fn options() -> SessionOptions {
 }
 
 fn on_cuda(gpu: &Arc<CudaDevice>, toy: &Toy, options: &SessionOptions) -> CudaForwardPass {
-    CudaExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
-        .unwrap_or_else(|e| panic!("{}: {e}", toy.name))
+    CudaExecutor::session(Arc::clone(gpu), &toy.model, options).unwrap_or_else(|e| panic!("{}: {e}", toy.name))
 }
 
 fn on_cpu(toy: &Toy) -> CpuForwardPass {
     let options = SessionOptions { n_ctx: N_CTX, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
-        .unwrap()
+    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, &toy.model, &options).unwrap()
 }
 
 #[test]
@@ -107,7 +105,7 @@ fn logits_equal_those_of_the_cpu_for_every_division_into_batches() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(80);
     for toy in recurrent() {
-        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let (name, n_vocab) = (toy.name, toy.model.spec().n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for (n_ubatch, n, step) in [(512, 80, 80), (33, 80, 80), (512, 28, 7), (512, 6, 1)] {
             let mut pass = on_cuda(&gpu, &toy, &SessionOptions { n_ubatch, ..options() });
@@ -202,7 +200,7 @@ fn recurrences_of_any_shape_are_right_for_batches_of_any_length() {
     let ids = some_ids(90);
     let few = super::takes_fewer_cases();
     for (i, toy) in odd_sizes().into_iter().enumerate() {
-        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let (name, n_vocab) = (toy.name, toy.model.spec().n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         // Every division into batches gives the same bits.
         let in_batches = |lengths: &[usize]| {
@@ -250,7 +248,7 @@ fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(150);
     for toy in some_recurrent() {
-        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let (name, n_vocab) = (toy.name, toy.model.spec().n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         let rest = |n: usize| &want[n * n_vocab..];
         let mut pass = on_cuda(&gpu, &toy, &options());
@@ -378,7 +376,7 @@ fn a_cancelled_batch_leaves_states_unchanged() {
     let ids = some_ids(160);
     for toy in some_recurrent() {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
-        let rest = |n: usize| &want[n * toy.spec.n_vocab..];
+        let rest = |n: usize| &want[n * toy.model.spec().n_vocab..];
         for (n, at_micro_batch) in [(70, 1), (64, 2), (0, 2)] {
             let mut pass = on_cuda(&gpu, &toy, &options());
             logits(&mut pass, 1, &ids[..40]);
@@ -464,7 +462,7 @@ fn rows_sorted_by_expert_or_head_return_to_their_tokens() {
     ];
     let ids = some_ids(120);
     for toy in toys {
-        let n_vocab = toy.spec.n_vocab;
+        let n_vocab = toy.model.spec().n_vocab;
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for (n_ubatch, step) in [(120, 120), (32, 120), (120, 7)] {
             let options = SessionOptions { exact: false, n_ubatch, ..options() };

@@ -317,10 +317,7 @@ fn greedy_steps_run_ahead() {
     let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
     let options = SessionOptions { n_ctx: 256, ..Default::default() };
     let tuning = CudaTuning { persistent_kernel_positions: Some(130) };
-    let pass = || {
-        CudaExecutor::tuned_session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options, &tuning)
-            .expect("a pass")
-    };
+    let pass = || CudaExecutor::tuned_session(Arc::clone(&gpu), model.loaded(), &options, &tuning).expect("a pass");
     let (mut ahead, mut single) = (pass(), pass());
     assert!(ahead.uses_persistent_kernel(129) && !ahead.uses_persistent_kernel(130));
     let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
@@ -405,8 +402,7 @@ fn experts_run_in_the_persistent_kernel() {
         let pass = |persistent_kernel_positions| {
             let tuning = CudaTuning { persistent_kernel_positions: Some(persistent_kernel_positions) };
             let options = SessionOptions { n_ctx: 256, exact: true, ..Default::default() };
-            CudaExecutor::tuned_session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options, &tuning)
-                .expect("a pass")
+            CudaExecutor::tuned_session(Arc::clone(&gpu), model.loaded(), &options, &tuning).expect("a pass")
         };
         let (mut persistent, mut per_op) = (pass(usize::MAX), pass(0));
         assert!(persistent.uses_persistent_kernel(0) && !per_op.uses_persistent_kernel(0), "{what}");
@@ -440,10 +436,7 @@ fn top_k_lists_have_the_highest_logits() {
     for persistent_kernel_positions in [0, 53] {
         let options = SessionOptions { n_ctx: 256, n_seq: 3, n_ubatch: 40, ..Default::default() };
         let tuning = CudaTuning { persistent_kernel_positions: Some(persistent_kernel_positions) };
-        let pass = || {
-            CudaExecutor::tuned_session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options, &tuning)
-                .expect("a pass")
-        };
+        let pass = || CudaExecutor::tuned_session(Arc::clone(&gpu), model.loaded(), &options, &tuning).expect("a pass");
         let (mut lists, mut all) = (pass(), pass());
         assert_eq!(lists.max_top_k(), 128);
         let token = |seq, pos, logits| BatchToken { id: (7 * pos + seq) as u32, seq, pos, output: logits };

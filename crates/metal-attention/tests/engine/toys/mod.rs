@@ -4,8 +4,8 @@
 #![allow(dead_code)]
 
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
-use metal_attention::{BatchToken, ForwardPass, ModelSpec, Weights};
-use metal_attention_model::ModelShape;
+use metal_attention::{BatchToken, ForwardPass, ModelSpec};
+use metal_attention_model::{LoadedModel, ModelShape};
 
 /// Metadata of Qwen 3.5 with which all layers have attention, whose result is gated.
 pub const GATED_ATTENTION: [(&str, u32); 7] = [
@@ -22,8 +22,19 @@ pub const GATED_ATTENTION: [(&str, u32); 7] = [
 pub struct Toy {
     /// The name in messages.
     pub name: &'static str,
-    pub spec: ModelSpec,
-    pub weights: Weights,
+    pub model: LoadedModel,
+    /// The file that it is in.
+    pub file: GgufFile,
+}
+
+impl Toy {
+    /// The same weights with an edited specification.
+    pub fn with_spec(self, edit: impl FnOnce(&mut ModelSpec)) -> Self {
+        let mut spec = self.model.spec().clone();
+        edit(&mut spec);
+        let model = LoadedModel::with_spec(&self.file, spec).expect("tensors of the same shapes");
+        Self { model, ..self }
+    }
 }
 
 /// The toy that `metadata` describes, with all tensors that its architecture requires, in F32.
@@ -73,9 +84,7 @@ pub fn toy_with_bf16(name: &'static str, metadata: &Metadata, is_bf16: &dyn Fn(&
 /// Loads the model of a GGUF file.
 pub fn read(name: &'static str, file: &[u8]) -> Toy {
     let file = GgufFile::from_bytes(file).expect("a file");
-    let spec = ModelSpec::from_gguf(&file).expect("a model");
-    let weights = Weights::load(&file, &spec).expect("its weights");
-    Toy { name, spec, weights }
+    Toy { name, model: LoadedModel::load(&file).expect("a model"), file }
 }
 
 /// The metadata of a small model with `more` keys, each without its prefix `ARCHITECTURE.`.

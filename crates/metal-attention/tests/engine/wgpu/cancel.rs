@@ -8,7 +8,7 @@ use crate::wgpu::device::{gpu, gpu_with, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::WgpuError;
 use metal_attention::{
-    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, SessionOptions, Watch, Weights, WgpuExecutor,
+    BatchToken, CacheType, ForwardError, ForwardPass, LoadedModel, SessionOptions, Watch, WgpuExecutor,
 };
 
 fn stories() -> GgufFile {
@@ -76,9 +76,8 @@ fn loading_ends_when_it_is_cancelled() {
     let watch = Watch::default();
     let Some(gpu) = gpu_with(&watch) else { return };
     let file = stories();
-    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-    let weights = Weights::load(&file, &spec).unwrap();
-    let set_up = || WgpuExecutor::session(Arc::clone(&gpu), spec.clone(), &weights, &options());
+    let model = LoadedModel::load(&file).unwrap();
+    let set_up = || WgpuExecutor::session(Arc::clone(&gpu), &model, &options());
     watch.cancel();
     assert!(matches!(set_up().err(), Some(WgpuError::Cancelled)));
     assert!(gpu.pipelines().is_empty());

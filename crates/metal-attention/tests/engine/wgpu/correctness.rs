@@ -9,8 +9,7 @@ use crate::wgpu::device::{gpu, gpu_of_any_subgroups, start, takes_fewer_cases};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{WgpuDevice, WgpuError};
 use metal_attention::{
-    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, Model, ModelSpec, SessionOptions, Weights,
-    WgpuExecutor,
+    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, LoadedModel, Model, SessionOptions, WgpuExecutor,
 };
 use metal_attention_testing::models::{Files, quants, small_quants};
 use metal_attention_testing::reference::read;
@@ -280,7 +279,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
     let mut cpu = model.forward_pass(&options).unwrap();
     let wgpu_options = SessionOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
     let n_rounds = if takes_fewer_cases(&gpu) { 200 } else { 1000 };
-    let mut pass = WgpuExecutor::session(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
+    let mut pass = WgpuExecutor::session(gpu, model.loaded(), &wgpu_options).unwrap();
     let mut random = Random(0x5EED);
     for round in 0..n_rounds {
         // Mostly short prompts. The lengths include every boundary between the kernels' tiles.
@@ -611,11 +610,9 @@ fn a_lost_device_is_reported_as_an_error() {
 fn options_that_cannot_fit_are_refused() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
-    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-    let weights = Weights::load(&file, &spec).unwrap();
-    let open = |options: &SessionOptions| {
-        WgpuExecutor::session(Arc::clone(&gpu), spec.clone(), &weights, options).err().expect("a refusal")
-    };
+    let model = LoadedModel::load(&file).unwrap();
+    let open =
+        |options: &SessionOptions| WgpuExecutor::session(Arc::clone(&gpu), &model, options).err().expect("a refusal");
     for options in [
         SessionOptions { n_ctx: 0, ..Default::default() },
         SessionOptions { n_seq: 0, ..Default::default() },

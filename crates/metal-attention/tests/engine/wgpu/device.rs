@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{WgpuDevice, WgpuError, WgpuOptions};
-use metal_attention::{ModelSpec, SessionOptions, Watch, Weights, WgpuExecutor, WgpuForwardPass};
+use metal_attention::{LoadedModel, SessionOptions, Watch, WgpuExecutor, WgpuForwardPass};
 
 /// The GPU, a device for each test, as a software GPU runs what comes to one device in turn. `None`, with a message, on a
 /// machine that has none; in CI that is a failure. Shaders have no runtime checks, as in release builds: the tests of single
@@ -44,7 +44,6 @@ fn open(options: &WgpuOptions) -> Option<Arc<WgpuDevice>> {
 
 /// The model of `file` on `gpu`.
 pub fn start(gpu: &Arc<WgpuDevice>, file: &GgufFile, options: &SessionOptions) -> WgpuForwardPass {
-    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-    let weights = Weights::load(file, &spec).unwrap();
-    WgpuExecutor::session(Arc::clone(gpu), spec, &weights, options).unwrap()
+    let model = LoadedModel::load(file).unwrap();
+    WgpuExecutor::session(Arc::clone(gpu), &model, options).unwrap()
 }

@@ -110,9 +110,9 @@ fn options() -> SessionOptions {
 
 /// The forward pass on the GPU. Checks that it uses the memory that `memory_needed` predicts.
 fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &SessionOptions) -> WgpuForwardPass {
-    let needed = WgpuExecutor::memory_needed(&toy.spec, &toy.weights, options, gpu.summary().max_binding);
-    let pass = WgpuExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
-        .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
+    let needed = WgpuExecutor::memory_needed(&toy.model, options, gpu.summary().max_binding);
+    let pass =
+        WgpuExecutor::session(Arc::clone(gpu), &toy.model, options).unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
     assert_eq!(pass.kv_cache_bytes() as u64, pass.memory_use().kv_cache, "{}", toy.name);
     pass
@@ -120,8 +120,7 @@ fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &SessionOptions) -> WgpuFor
 
 fn on_cpu(toy: &Toy) -> CpuForwardPass {
     let options = SessionOptions { n_ctx: N_CTX, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
-        .unwrap()
+    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, &toy.model, &options).unwrap()
 }
 
 #[test]
@@ -129,7 +128,7 @@ fn logits_equal_those_of_the_cpu_for_every_division_into_batches() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(300);
     for toy in one_of_each_kind(&gpu) {
-        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let (name, n_vocab) = (toy.name, toy.model.spec().n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         let divisions = [(50, 300), (512, 7), (17, 17), (512, 300), (64, 64), (24, 130), (512, 1)];
         let n_divisions = if takes_fewer_cases(&gpu) { 3 } else { divisions.len() };
@@ -164,7 +163,7 @@ fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(300);
     for toy in with_and_without_pages(&gpu) {
-        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let (name, n_vocab) = (toy.name, toy.model.spec().n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         let rest = |n: usize| &want[n * n_vocab..];
         let mut pass = on_gpu(&gpu, &toy, &options());
@@ -189,8 +188,8 @@ fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
         assert!(reached <= 4 * PAGE, "{name}: {reached}");
         close(&logits(&mut pass, 0, &ids[reached..]), rest(reached), name);
         // The memory: the KV pages, the state of an empty sequence and three of the running one.
-        let state = 4 * StateLayout::new(&toy.spec).n_elements();
-        let elements = CacheGroups::new(&toy.spec, small_capacity()).n_elements(&toy.spec) as usize;
+        let state = 4 * StateLayout::new(&toy.model.spec()).n_elements();
+        let elements = CacheGroups::new(&toy.model.spec(), small_capacity()).n_elements(&toy.model.spec()) as usize;
         assert_eq!(pass.kv_cache_bytes(), 4 * elements + 4 * state, "{name}");
     }
 }
@@ -347,7 +346,7 @@ fn a_cancelled_batch_leaves_states_unchanged() {
     let ids = some_ids(300);
     for toy in with_and_without_pages(&gpu) {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
-        let rest = |n: usize| &want[n * toy.spec.n_vocab..];
+        let rest = |n: usize| &want[n * toy.model.spec().n_vocab..];
         for (n, at_micro_batch) in [(70, 1), (64, 2), (0, 3), (1, 4), (63, 5)] {
             let mut pass = on_gpu(&gpu, &toy, &options());
             logits(&mut pass, 1, &ids[..80]);
@@ -397,7 +396,7 @@ fn random_operations_give_the_results_of_the_cpu() {
             state ^= state << 17;
             (state >> 33) as usize % n
         };
-        let state_cache = [1 << 20, 0, 5 * 4 * StateLayout::new(&toy.spec).n_elements()][seed as usize % 3];
+        let state_cache = [1 << 20, 0, 5 * 4 * StateLayout::new(&toy.model.spec()).n_elements()][seed as usize % 3];
         let mut pass = on_gpu(&gpu, toy, &SessionOptions { n_seq: N_SEQ, state_cache, ..options() });
         let mut fresh = on_cpu(toy);
         let mut sequences = vec![Vec::new(); N_SEQ];
@@ -516,12 +515,12 @@ fn sequences_without_memory_for_their_states_are_refused() {
 fn states_are_limited_to_the_size_of_a_binding() {
     let toy = &models().into_iter().find(|toy| toy.name == "a convolution last").unwrap();
     let max_binding = 1 << 16;
-    let layout = StateLayout::new(&toy.spec);
+    let layout = StateLayout::new(&toy.model.spec());
     let needed = |state_cache| {
         let options = SessionOptions { state_cache, ..options() };
-        WgpuExecutor::memory_needed(&toy.spec, &toy.weights, &options, max_binding).kv_cache
+        WgpuExecutor::memory_needed(&toy.model, &options, max_binding).kv_cache
     };
-    let widest = (0..toy.spec.n_layer()).map(|i| 4 * layout.of_layer(i).len() as u64).max().unwrap();
+    let widest = (0..toy.model.spec().n_layer()).map(|i| 4 * layout.of_layer(i).len() as u64).max().unwrap();
     // The widest state of a layer has 15 taps of 32 channels. Without checkpoints there are 13 states: three for each of
     // four sequences, and that of an empty one.
     let n_slots = max_binding / widest;

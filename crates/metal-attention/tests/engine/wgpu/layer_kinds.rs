@@ -59,17 +59,16 @@ fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_
         n_ubatch: 48,
         ..Default::default()
     };
-    let needed = WgpuExecutor::memory_needed(&toy.spec, &toy.weights, &options, gpu.summary().max_binding);
-    let pass = WgpuExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, &options)
-        .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
+    let needed = WgpuExecutor::memory_needed(&toy.model, &options, gpu.summary().max_binding);
+    let pass =
+        WgpuExecutor::session(Arc::clone(gpu), &toy.model, &options).unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
     pass
 }
 
 fn on_cpu(toy: &Toy, n_seq: usize) -> CpuForwardPass {
     let options = SessionOptions { n_ctx: N_CTX, n_seq, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
-        .unwrap()
+    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, &toy.model, &options).unwrap()
 }
 
 /// The logits of prompts and single tokens of two sequences, and the hidden states of a batch of both.
@@ -151,7 +150,7 @@ fn concurrent_sequences_generate_the_tokens_of_single_ones() {
 fn sequences_without_causal_masks_are_evaluated_whole() {
     let Some(gpu) = gpu() else { return };
     let toy = toy("gemma-embedding", &metadata("gemma-embedding", 3, &[("attention.sliding_window", 10)]));
-    assert!(!toy.spec.is_causal());
+    assert!(!toy.model.spec().is_causal());
     // Each sequence is longer than a micro-batch of a causal model, and both together are longer than any batch.
     let ids = some_ids(300);
     let hidden_states = |pass: &mut dyn ForwardPass| {
@@ -174,7 +173,7 @@ fn a_decode_step_of_an_encoder_is_refused() {
         [("bert", ForwardError::NoLogits), ("llama-embed", ForwardError::NotFromStart { seq: 0, n_past: 20 })]
     {
         let toy = toy(name, &metadata(name, 2, &[]));
-        assert!(!toy.spec.is_causal(), "{name}");
+        assert!(!toy.model.spec().is_causal(), "{name}");
         let check = |pass: &mut dyn ForwardPass| {
             pass.forward_hidden(&batch(pass, 0, &some_ids(20), false)).unwrap();
             assert_eq!(pass.forward_greedy(&batch(pass, 0, &some_ids(1), true)), Err(error.clone()), "{name}");

@@ -17,7 +17,7 @@ use crate::wgpu::device::{gpu, takes_fewer_cases};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, ForwardPass, ModelSpec, SessionOptions, Weights, WgpuExecutor, WgpuForwardPass, WgpuTuning,
+    BatchToken, CacheType, ForwardPass, LoadedModel, SessionOptions, WgpuExecutor, WgpuForwardPass, WgpuTuning,
 };
 use metal_attention_testing::models::{architectures, quants, small_quants};
 
@@ -44,10 +44,9 @@ impl Setup {
 
     /// The model of `file` with `groups` workgroups, or without the persistent kernel (0).
     fn start(&self, gpu: &Arc<WgpuDevice>, file: &GgufFile, groups: usize) -> WgpuForwardPass {
-        let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-        let weights = Weights::load(file, &spec).unwrap();
+        let model = LoadedModel::load(file).unwrap();
         let tuning = WgpuTuning { persistent_workgroups: Some(groups), layers_in_a_buffer: self.layers_in_a_buffer };
-        WgpuExecutor::tuned_session(Arc::clone(gpu), spec, &weights, &self.options, &tuning).unwrap()
+        WgpuExecutor::tuned_session(Arc::clone(gpu), &model, &self.options, &tuning).unwrap()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::wgpu::device::{gpu, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, PageUse, SessionOptions, Weights, WgpuExecutor,
+    BatchToken, CacheType, ForwardError, ForwardPass, LoadedModel, PageUse, SessionOptions, WgpuExecutor,
     WgpuForwardPass, WgpuTuning,
 };
 
@@ -29,10 +29,9 @@ fn model(gpu: &Arc<WgpuDevice>, n_seq: usize, n_pages: usize) -> WgpuForwardPass
         ..Default::default()
     };
     let file = stories();
-    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-    let weights = Weights::load(&file, &spec).unwrap();
+    let model = LoadedModel::load(&file).unwrap();
     let tuning = WgpuTuning { persistent_workgroups: Some(0), ..Default::default() };
-    WgpuExecutor::tuned_session(Arc::clone(gpu), spec, &weights, &options, &tuning).unwrap()
+    WgpuExecutor::tuned_session(Arc::clone(gpu), &model, &options, &tuning).unwrap()
 }
 
 /// `n` ids of the vocabulary.
@@ -196,8 +195,7 @@ fn steps_ahead_of_a_replaced_sequence_are_discarded() {
 fn the_page_pool_has_the_size_of_the_cache() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
-    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
-    let weights = Weights::load(&file, &spec).unwrap();
+    let loaded = LoadedModel::load(&file).unwrap();
     // Bytes of a page: keys and values of 5 layers, 4 heads of 8 elements, in 16 bits.
     let page = (2 * PAGE * 5 * 4 * 8 * 2) as u64;
     for (n_ctx, n_seq, n_cache, n_pages) in
@@ -212,7 +210,7 @@ fn the_page_pool_has_the_size_of_the_cache() {
         assert_eq!(model.memory_use().kv_cache, n_pages as u64 * page);
         assert_eq!(model.kv_cache_bytes() as u64, n_pages as u64 * page);
         assert_eq!((model.n_ctx(), model.n_seq()), (n_ctx, n_seq));
-        let needed = WgpuExecutor::memory_needed(&spec, &weights, &options, gpu.summary().max_binding);
+        let needed = WgpuExecutor::memory_needed(&loaded, &options, gpu.summary().max_binding);
         assert_eq!(needed.kv_cache, n_pages as u64 * page);
     }
 }

@@ -229,8 +229,7 @@ fn ranks_run_single_tokens_in_the_persistent_kernel() {
             let pass = |persistent_kernel_positions| {
                 let options = SessionOptions { n_ctx: 256, exact: true, ..Default::default() };
                 let tuning = CudaTuning { persistent_kernel_positions };
-                TensorParallelExecutor::tuned_session(&gpus[..n], model.spec(), model.weights(), &options, &tuning)
-                    .unwrap()
+                TensorParallelExecutor::tuned_session(&gpus[..n], model.loaded(), &options, &tuning).unwrap()
             };
             let (mut persistent, mut per_op) = (pass(None), pass(Some(0)));
             assert!(persistent.uses_persistent_kernel(0) && !per_op.uses_persistent_kernel(0), "{what}, {n} ranks");
@@ -327,8 +326,7 @@ fn a_rank_that_fails_ends_the_step_on_all() {
     for failing in [None, Some(0), Some(1)] {
         let watches = [Watch::default(), Watch::default()];
         let open = |i: usize| Arc::new(CudaDevice::open(i, watches[i].clone()).unwrap());
-        let mut pass =
-            TensorParallelExecutor::session(&[open(0), open(1)], model.spec(), model.weights(), &options).unwrap();
+        let mut pass = TensorParallelExecutor::session(&[open(0), open(1)], model.loaded(), &options).unwrap();
         pass.forward(&batch(0, 40)).unwrap();
         if let Some(rank) = failing {
             watches[rank].cancel();

@@ -1,0 +1,43 @@
+//! [`LoadedModel`]: a specification with the weights that belong to it.
+
+use metal_attention_gguf::GgufFile;
+
+use crate::tensors::FileSource;
+use crate::weights::build;
+use crate::{ModelError, ModelSpec, Weights};
+
+/// A model's specification and its weights, which have the shapes that the specification says. Only loading makes one,
+/// so that backends can rely on the shapes.
+#[derive(Debug, Clone)]
+pub struct LoadedModel {
+    /// The specification.
+    spec: ModelSpec,
+    /// The weights.
+    weights: Weights,
+}
+
+impl LoadedModel {
+    /// Loads the model of `file`: reads its specification, finds every tensor and checks its shape. Matrices stay in the
+    /// file; vectors are copied to F32. Errors: as of [`ModelSpec::from_gguf`], or a tensor is missing or has another
+    /// shape.
+    pub fn load(file: &GgufFile) -> Result<Self, ModelError> {
+        Self::with_spec(file, ModelSpec::from_gguf(file)?)
+    }
+
+    /// [`load`](Self::load) with another specification than that of the file's metadata.
+    pub fn with_spec(file: &GgufFile, spec: ModelSpec) -> Result<Self, ModelError> {
+        spec.check_residuals()?;
+        let weights = build(&spec, &mut FileSource(file))?;
+        Ok(Self { spec, weights })
+    }
+
+    /// The specification.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+}
