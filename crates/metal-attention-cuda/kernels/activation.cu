@@ -2,7 +2,6 @@
 // up of different layouts, without a gate, and the activations of a few models. out = activation(gate) * up.
 #include "common.cuh"
 
-// Mirrored by `ActivationArgs` of src/args.rs.
 struct ActivationArgs {
     const float* gate;          // rows of n_ff elements, gate_stride apart; without a gate, up
     const float* up;            // rows of n_ff elements, up_stride apart; null: no gate
@@ -14,6 +13,7 @@ struct ActivationArgs {
     u32 activation;             // Activation
     float parameter;            // CLAMPED_SWIGLU: the limit; SPARSE_GELU: standard deviations
 };
+ASSERT_LAYOUT(ActivationArgs);
 
 // The blocks of a row share its elements.
 extern "C" __global__ void __launch_bounds__(256) activation(const __grid_constant__ ActivationArgs a) {

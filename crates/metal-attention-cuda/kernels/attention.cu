@@ -7,7 +7,6 @@
 #include "heads.cuh"
 #include "masks.cuh"
 
-// Mirrored by `AttentionArgs` of src/args.rs.
 struct AttentionArgs {
     HeadInputs inputs;               // norm and RoPE of queries and keys
     const Token* tokens;             // [n_tokens]
@@ -32,6 +31,7 @@ struct AttentionArgs {
     u32 q_step;                      // elements of qkv from one query head to the next
     u32 k_at, v_at;                  // the first key and value of a row of qkv
 };
+ASSERT_LAYOUT(AttentionArgs);
 
 // Threads of a block, and the most elements of a head.
 constexpr int THREADS = 128;

@@ -6,7 +6,6 @@ enum RowKind : u32 { RMS = 1, LAYER = 2 };
 // In addition to those of heads.cuh: one norm over all heads of a row.
 constexpr u32 NORM_OF_ROW = 4;
 
-// Mirrored by `AttentionInputsArgs` of src/args.rs.
 struct AttentionInputsArgs {
     HeadInputs inputs;                // norm and RoPE of queries and keys
     const float* q_bias;              // bias of the norm, or null
@@ -28,6 +27,7 @@ struct AttentionInputsArgs {
     float growth;                     // queries are multiplied by 1 + growth ln(1 + floor((pos + offset) / length))
     u32 growth_length, growth_offset; // length and offset, in positions
 };
+ASSERT_LAYOUT(AttentionInputsArgs);
 
 constexpr int THREADS = 128;
 

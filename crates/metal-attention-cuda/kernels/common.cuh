@@ -1,5 +1,6 @@
 // Helpers of all kernels: reductions, the order of a row's elements in packed inputs, activation functions.
 #pragma once
+#include "args_layout.cuh"
 #include "ptx.cuh"
 
 __device__ __forceinline__ u32 bits(half2 v) { return *reinterpret_cast<u32*>(&v); }

@@ -107,7 +107,7 @@ enum OpKind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, OU
 
 // One op. QKV has three matrices, one below the other; GATE_AND_UP has two of equal shape, whose rows are combined pairwise; the
 // others have one. All matrices of an op have the same input. Some flags and small numbers have 16 bits, which keeps a layer's description small:
-// each block copies it for every layer of every token. Mirrored by `OpArgs` of src/decode/args.rs.
+// each block copies it for every layer of every token.
 struct OpArgs {
     const float* norm;         // [n_in] weights of the RMSNorm of the input, aligned to 16 bytes; null for ATTENTION_OUTPUT and DOWN, which have
                                // no norm, and never for the others
@@ -142,11 +142,11 @@ struct OpArgs {
     unsigned short preload_tiles;      // most tiles that a block has, if the op keeps to the limits of small ops (1 or 2); otherwise 0. Only
                                        // small ops read it
 };
-static_assert(sizeof(OpArgs) == 104, "as in src/decode/args.rs");
+ASSERT_LAYOUT(OpArgs);
 // Ops of a layer at most: q/k/v; attention output; router, with experts only; gate and up; down.
 constexpr int MAX_OPS = 5;
 
-// One layer. The pseudo-layer `n_layer` has one op, the output head, and zeros otherwise. Mirrored by `LayerArgs` of src/decode/args.rs.
+// One layer. The pseudo-layer `n_layer` has one op, the output head, and zeros otherwise.
 struct __align__(16) LayerArgs {
     OpArgs ops[MAX_OPS];
     HeadInputs head_inputs;    // norm and rotation of queries and keys
@@ -174,11 +174,10 @@ struct __align__(16) LayerArgs {
                                // `input_weights` are null: the router's products are words, and the chosen experts and their weights are
                                // in shared memory (ExpertChoice of decode_routing.cuh)
 };
-static_assert(sizeof(LayerArgs) == 768, "as in src/decode/args.rs");
+ASSERT_LAYOUT(LayerArgs);
 
 // One matrix of an op, as the host describes it. Of experts it stands for the matrices of all experts of the layer, of which the
-// kernel multiplies the chosen ones: rows of gate and up one below the other, columns of down side by side. Mirrored by
-// `OpMatrixArgs` of src/decode/args.rs.
+// kernel multiplies the chosen ones: rows of gate and up one below the other, columns of down side by side.
 //
 // Tiles of an op are divided among the blocks, each of which gets a contiguous range (`tiles_before` of decode_weights.cuh). The op's tiles are
 // those of its matrices one below the other for QKV; otherwise those of one matrix, and a block has the same tiles of gate and of up:
@@ -209,9 +208,9 @@ struct OpMatrixArgs {
                                       // blocks, q/k/v those before them, where there are enough: a block that still finishes down has no q/k/v
                                       // to do then (`first_block` of src/decode/args.rs). Other ops begin at block 0
 };
-static_assert(sizeof(OpMatrixArgs) == 56, "as in src/decode/args.rs");
+ASSERT_LAYOUT(OpMatrixArgs);
 
-// The kernel's argument. Mirrored by `DecodeArgs` of src/decode/args.rs. All that it points to, directly or in layers and matrices, stays
+// The kernel's argument. All that it points to, directly or in layers and matrices, stays
 // allocated until the launch has ended, and nothing else writes it meanwhile.
 //
 // The block's dynamic shared memory, in this order (src/decode/memory.rs); the names are those of the offsets below, in bytes, multiples of 16:
@@ -280,7 +279,7 @@ struct DecodeArgs {
                                   // only delay the polling loads of words, which queue behind the copies
     u32 first_best_place;         // 0 or 1: the half of `best_words` that the first token uses
 };
-static_assert(sizeof(DecodeArgs) == 208, "as in src/decode/args.rs");
+ASSERT_LAYOUT(DecodeArgs);
 
 // RACECHECK builds are for compute-sanitizer's racecheck. It does not understand flags, barriers at which threads arrive without waiting, and
 // lanes that wait for several mbarriers at a time; in these builds SmallOpSync, ExpertChoice and `run_producer` use slower means that it understands.

@@ -4,11 +4,11 @@
 #define TEMPLATES_ALONE
 #include "decode.cu"
 
-// Mirrored by `DecodeOnRanksArgs` of src/decode/args.rs.
 struct DecodeOnRanksArgs {
     DecodeArgs decode;
     RankShare ranks;
 };
+ASSERT_LAYOUT(DecodeOnRanksArgs);
 #define DECODE_ON_RANKS(NAME, HEAD_CHUNKS, EXPERTS)                                                                              \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ DecodeOnRanksArgs a) {             \
         decode<HEAD_CHUNKS, false, EXPERTS, true>(a.decode, &a.ranks);                                                           \

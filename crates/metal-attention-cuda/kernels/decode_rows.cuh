@@ -7,12 +7,13 @@
 #include "exchange.cuh"
 
 // A rank's share of a model that several ranks have together by tensor parallelism: some columns of the attention output and of down in all
-// layers, and some rows of the output head. The part of `DecodeOnRanksArgs` that follows DecodeArgs (decode_on_ranks.cu, src/decode/args.rs).
+// layers, and some rows of the output head. The part of `DecodeOnRanksArgs` that follows DecodeArgs (decode_on_ranks.cu).
 struct RankShare {
     Exchange exchange;   // mailboxes of the ranks
     u32 first_vocab_row; // first row of the output head that the rank has
     u32 unused;
 };
+ASSERT_LAYOUT(RankShare);
 // Exchanges between ranks in a token, in the order of their numbers: of each layer the sums of the attention output and of down, at the end
 // the best logit. exchange.cuh numbers exchanges; `first_exchange_number` is the number of the token's first.
 __device__ __forceinline__ u32 exchanges_per_token(const DecodeArgs& a) { return 2 * a.n_layer + 1; }

@@ -3,7 +3,6 @@
 // values after the convolution; output: o, [token][head][value].
 #include "recurrence.cuh"
 
-// Mirrored by `DeltaRuleArgs` of src/args/recurrent.rs.
 struct DeltaRuleArgs {
     Scan scan;            // of the heads
     Rows x;               // queries, keys, values, after the convolution
@@ -16,6 +15,7 @@ struct DeltaRuleArgs {
     u32 unused;
     float eps;            // of the normalisation of queries and keys
 };
+ASSERT_LAYOUT(DeltaRuleArgs);
 
 // A token's vectors: query and key, not normalised, and decays of channels. Their scales are part of the factors and values:
 // with qf and kf for the factors that normalise them, the state gets k U, where U = kf beta v - (kf kf beta decay) (k S), and o
@@ -117,10 +117,10 @@ template <int EACH> using DeltaRuleOfChannels = AnyDeltaRule<EACH, true>;
 SCAN_KERNELS(delta_rule, DeltaRule, DeltaRuleArgs)
 SCAN_KERNELS(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleArgs)
 
-// Mirrored by `FusedDeltaRuleArgs` of src/args/recurrent.rs.
 struct FusedDeltaRuleArgs {
     DeltaRuleArgs args; // as for `scan`
     FusedDecode fused;  // convolution and norm
 };
+ASSERT_LAYOUT(FusedDeltaRuleArgs);
 FUSED_DECODE_KERNELS(delta_rule, DeltaRule, FusedDeltaRuleArgs)
 FUSED_DECODE_KERNELS(delta_rule_of_channels, DeltaRuleOfChannels, FusedDeltaRuleArgs)

@@ -3,7 +3,6 @@
 #include "heads.cuh"
 #include "argmax.cuh"
 
-// Mirrored by `EmbeddingArgs` of src/args.rs.
 struct EmbeddingArgs {
     Matrix table;        // [n_vocab][n_embd]
     Matrix positions;    // [position][n_embd]; without records: none
@@ -13,6 +12,7 @@ struct EmbeddingArgs {
     float scale;         // factor on the token embedding
     u32 n_embd;          // elements of a row
 };
+ASSERT_LAYOUT(EmbeddingArgs);
 
 // x = scale * table[id] + types + positions[pos]. A thread for each element, a row of blocks for each token.
 extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
@@ -32,7 +32,6 @@ extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
     a.x[(size_t)token * a.n_embd + k] = v;
 }
 
-// Mirrored by `LogitsArgs` of src/args.rs.
 struct LogitsArgs {
     float* logits;  // [n_rows][n_vocab]
     u32 n;          // logits of all rows
@@ -40,6 +39,7 @@ struct LogitsArgs {
     float soft_cap; // 0: none
     u32 unused;
 };
+ASSERT_LAYOUT(LogitsArgs);
 // logits = soft_cap * tanh(scale * logits / soft_cap)
 extern "C" __global__ void scale_logits(const __grid_constant__ LogitsArgs a) {
     wait_for_input();
@@ -50,7 +50,6 @@ extern "C" __global__ void scale_logits(const __grid_constant__ LogitsArgs a) {
     }
 }
 
-// Mirrored by `ArgmaxArgs` of src/args.rs.
 struct ArgmaxArgs {
     const float* logits; // [n_rows][n_vocab]
     u32 n_vocab;         // logits of a row
@@ -61,6 +60,7 @@ struct ArgmaxArgs {
     Token* tokens;       // [n_rows]
     u32* numbers;        // [n_rows]: number of the last step that was counted here
 };
+ASSERT_LAYOUT(ArgmaxArgs);
 
 // The largest key of a block, in each of its threads.
 __device__ __forceinline__ u64_t largest_of_block(u64_t best, u64_t* scratch) {

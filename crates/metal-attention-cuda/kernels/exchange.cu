@@ -12,6 +12,7 @@ struct AllReduceArgs {
     float scale;
     u32 exchanges_before; // exchanges of this step before this one
 };
+ASSERT_LAYOUT(AllReduceArgs);
 __device__ __forceinline__ void finish(const AllReduceArgs& a, u32 i, float sum) {
     a.out[i] = a.add ? a.out[i] + a.scale * sum : a.scale * sum;
 }
@@ -199,6 +200,7 @@ struct AllGatherArgs {
     u32 first_columns[MAX_RANKS + 1]; // of each rank
     u32 exchanges_before;             // exchanges of this step before this one
 };
+ASSERT_LAYOUT(AllGatherArgs);
 extern "C" __global__ void __launch_bounds__(256) all_gather(const __grid_constant__ AllGatherArgs a) {
     wait_for_input();
     let_next_start();
@@ -223,6 +225,7 @@ struct CountExchangesArgs {
     u32 n; // exchanges of this step
     u32 unused;
 };
+ASSERT_LAYOUT(CountExchangesArgs);
 extern "C" __global__ void count_exchanges(const __grid_constant__ CountExchangesArgs a) {
     wait_for_input();
     let_next_start();

@@ -23,7 +23,6 @@ constexpr int MAX_RANKS = 8;
 // Polls of one word before the exchange is aborted; some 10 seconds.
 constexpr u32 MAX_POLLS = 1 << 24;
 
-// Mirrored by `ExchangeArgs` of src/args/exchange.rs.
 struct Exchange {
     u64_t* mailboxes[MAX_RANKS]; // of all ranks, as this one addresses them
     u32* exchanges_done;         // exchanges of all earlier steps
@@ -33,6 +32,7 @@ struct Exchange {
     u32 n_words;                 // words from each rank to each, in each half
     u32 n_chunks;                // chunks from each rank to each, in each half and phase; a multiple of 4
 };
+ASSERT_LAYOUT(Exchange);
 
 // The number of an exchange that comes after `exchanges_before` others of its step.
 __device__ __forceinline__ u32 exchange_number_after(const Exchange& e, u32 exchanges_before) {

@@ -54,7 +54,6 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     if (lane == 0) write_weights(a, chosen, weights, token);
 }
 
-// Mirrored by `FusedRouteArgs` of src/args/experts.rs.
 struct FusedRouteArgs {
     RouteArgs route;     // its router logits are stored, too
     const float* x;      // [n_tokens][n_in]
@@ -66,6 +65,7 @@ struct FusedRouteArgs {
     u32 n_in;            // elements of a row
     float eps;           // of the norm
 };
+ASSERT_LAYOUT(FusedRouteArgs);
 constexpr int ROUTE_THREADS = 256;
 // Vectors of four elements of a row that a thread holds in registers.
 constexpr int ROUTE_KEPT = 8;
@@ -155,13 +155,13 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
     else if (lane == 0) write_weights(a.route, chosen, weights, token);
 }
 
-// Mirrored by `WeighArgs` of src/args/experts.rs.
 struct WeighArgs {
     const float* x;       // [n_tokens][n]
     const float* weights; // [n_tokens][n_used]
     float* out;           // [n_tokens * n_used][n]
     u32 n, n_used;        // elements of a row, experts of a token
 };
+ASSERT_LAYOUT(WeighArgs);
 // Copies each token's row for each of its experts, times the expert's weight.
 extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_constant__ WeighArgs a) {
     wait_for_input();
@@ -170,7 +170,6 @@ extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_cons
     if (i < a.n) a.out[(size_t)item * a.n + i] = a.weights[item] * a.x[(size_t)(item / a.n_used) * a.n + i];
 }
 
-// Mirrored by `ExpertsActivationArgs` of src/args/experts.rs.
 struct ExpertsActivationArgs {
     const float* x; // [n_items][gate, up], or [n_items][up]
     float* out;     // [n_items][n]
@@ -179,6 +178,7 @@ struct ExpertsActivationArgs {
     u32 activation; // Activation
     float limit;    // of CLAMPED_SWIGLU
 };
+ASSERT_LAYOUT(ExpertsActivationArgs);
 // out = activation(gate) * up of each item, or activation(up).
 extern "C" __global__ void __launch_bounds__(256) experts_activation(const __grid_constant__ ExpertsActivationArgs a) {
     wait_for_input();
@@ -190,7 +190,6 @@ extern "C" __global__ void __launch_bounds__(256) experts_activation(const __gri
     a.out[(size_t)row * a.n + i] = v;
 }
 
-// Mirrored by `ExpertsSumArgs` of src/args/experts.rs.
 struct ExpertsSumArgs {
     const float* y;       // the experts' results, [n_tokens][n_used][n]
     const float* weights; // [n_tokens][n_used]
@@ -202,6 +201,7 @@ struct ExpertsSumArgs {
     u32 add;              // whether scale times the sum is added to `out`
     float scale;          // factor on the sum, where it is added
 };
+ASSERT_LAYOUT(ExpertsSumArgs);
 // Several blocks of a token share its elements.
 extern "C" __global__ void __launch_bounds__(256) experts_sum(const __grid_constant__ ExpertsSumArgs a) {
     __shared__ float scratch[16];

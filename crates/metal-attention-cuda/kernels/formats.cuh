@@ -15,6 +15,7 @@ struct Matrix {
     u32 n_panels;
     u32 first_row; // index of its first row in the result of a product of several matrices
 };
+ASSERT_LAYOUT(Matrix);
 
 // A record: PANELS neighbouring panels of a tile. First the codes of all panels, then their high bits, then their scales, each [panel][lane or g],
 // then the scales of scales of the whole record, [g]. Sizes are bytes of one panel, SUPER of the record.

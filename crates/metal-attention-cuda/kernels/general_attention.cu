@@ -4,7 +4,6 @@
 #include "heads.cuh"
 #include "masks.cuh"
 
-// Mirrored by `GeneralAttentionArgs` of src/args.rs.
 struct GeneralAttentionArgs {
     const Token* tokens;                       // [n_tokens]
     Pages pages;                               // page tables of the layer's cache group
@@ -25,6 +24,7 @@ struct GeneralAttentionArgs {
     u32 mask, reach;                           // Mask (masks.cuh), and its number of positions
     float soft_cap;                            // 0: none
 };
+ASSERT_LAYOUT(GeneralAttentionArgs);
 
 constexpr int THREADS = 128;
 constexpr int LANES = 8;      // threads that share the score of a position

@@ -10,7 +10,6 @@ constexpr u32 NONE = 0xffffffffu;
 // Most groups, which is the number of threads that sort.
 constexpr u32 MAX_GROUPS = 1024;
 
-// Mirrored by `SortArgs` of src/args/experts.rs.
 struct SortArgs {
     const u32* groups;     // of each item; null: item i has group i % n_groups
     u32 n_items, n_groups; // items and groups
@@ -20,6 +19,7 @@ struct SortArgs {
     u32 n_slots;           // slots, including empty ones
     u32 tiles_of_work;     // most tiles of an entry
 };
+ASSERT_LAYOUT(SortArgs);
 
 SHARED_MEMORY(16, u32, sort_memory);
 
@@ -63,7 +63,6 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_group(const __grid_co
     }
 }
 
-// Mirrored by `GatherArgs` of src/args/experts.rs.
 struct GatherArgs {
     const float* x;            // item i has the row that begins at element i / items_a_row * x_stride
     const u32* items;          // of each slot
@@ -71,6 +70,7 @@ struct GatherArgs {
     u32 items_a_row, x_stride; // items that share a row; elements from a row to the next one
     u32 n_in, n_slots;         // elements of a row; slots
 };
+ASSERT_LAYOUT(GatherArgs);
 // Packs the row of the item in each slot; a block for each slot.
 extern "C" __global__ void __launch_bounds__(128) gather(const __grid_constant__ GatherArgs a) {
     wait_for_input();
@@ -83,7 +83,6 @@ extern "C" __global__ void __launch_bounds__(128) gather(const __grid_constant__
     }
 }
 
-// Mirrored by `GroupedMatmulArgs` of src/args/experts.rs.
 struct GroupedMatmulArgs {
     Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: of one group
     u32 tile_bytes[2];    // bytes of a tile of rows
@@ -99,6 +98,7 @@ struct GroupedMatmulArgs {
     u32 output;           // Output
     u32 activation;       // Activation, for GATED
 };
+ASSERT_LAYOUT(GroupedMatmulArgs);
 
 // Stores sums to the rows of the slots' items.
 __device__ __forceinline__ void write_items(const GroupedMatmulArgs& a, const Matrix& m, const float* bias, u32 first, u32 tile, int lane,

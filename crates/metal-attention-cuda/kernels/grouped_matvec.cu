@@ -28,7 +28,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matvec_rows(const __
     of_format<4>(p, a.matrices[0], a.matrices[a.output == GATED ? 1 : 0]);
 }
 
-// Mirrored by `GroupedMatvecArgs` of src/args/experts.rs.
 struct GroupedMatvecArgs {
     Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: of one group
     u32 tile_bytes[2];    // bytes of a tile of rows
@@ -47,6 +46,7 @@ struct GroupedMatvecArgs {
     u32 activation;       // Activation, for GATED
     u32 unused;
 };
+ASSERT_LAYOUT(GroupedMatvecArgs);
 
 // The grid: blocks of a matrix, items, and, unless gated, the two matrices.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grouped_matvec(const __grid_constant__ GroupedMatvecArgs a) {

@@ -16,6 +16,7 @@ struct HeadInputs {
     float eps;
     float scale;            // factor on queries
 };
+ASSERT_LAYOUT(HeadInputs);
 
 __device__ __forceinline__ void norm_head(float* v, const float* weight, float eps, int dim, int lane) {
     float squares = 0.0f;
@@ -61,12 +62,14 @@ struct Token {
     u32 id, seq, pos;
     u32 last; // position of the last token of its sequence in the batch, for masks that see later tokens
 };
+ASSERT_LAYOUT(Token);
 constexpr int PAGE = 64;
 
 struct Pages {
     const u32* pages; // page tables [sequence][n_pages] of the layer's cache group
     u32 n_pages, unused;
 };
+ASSERT_LAYOUT(Pages);
 
 template <typename T> struct Cache {
     T* k; // [page][n_head_kv][64][head_dim]; v alike

@@ -4,7 +4,6 @@
 // Split-KV: blocks share the positions of a token, and `latent_merge` merges their partial results.
 #include "heads.cuh"
 
-// Mirrored by `LatentInputsArgs` of src/args/latent.rs.
 struct LatentInputsArgs {
     const Token* tokens;                // [n_tokens]
     Pages pages;                        // page tables of the layer's cache group
@@ -21,6 +20,7 @@ struct LatentInputsArgs {
     float temperature;                  // scale of the growth of scores with the position; 0: none
     u32 length, offset;                 // of that growth
 };
+ASSERT_LAYOUT(LatentInputsArgs);
 
 // Pair `pair` of a vector, rotated by RoPE at position `pos`.
 __device__ __forceinline__ float2 turned(const LatentInputsArgs& a, const float* v, u32 pos, u32 pair) {
@@ -68,7 +68,6 @@ template <typename T> __device__ __forceinline__ void latent_inputs(const Latent
 extern "C" __global__ void __launch_bounds__(128) latent_inputs_f16(const __grid_constant__ LatentInputsArgs a) { latent_inputs<half>(a); }
 extern "C" __global__ void __launch_bounds__(128) latent_inputs_f32(const __grid_constant__ LatentInputsArgs a) { latent_inputs<float>(a); }
 
-// Mirrored by `LatentAttentionArgs` of src/args/latent.rs.
 struct LatentAttentionArgs {
     const Token* tokens;                  // [n_tokens]
     Pages pages;                          // page tables of the layer's cache group
@@ -78,6 +77,7 @@ struct LatentAttentionArgs {
     float* partial;                       // [token][head][split][rank + 2]: weighted sum, largest score, sum of weights
     u32 n_head, rank, n_shared, n_splits; // heads, value part and rest of a compressed row, splits of the positions
 };
+ASSERT_LAYOUT(LatentAttentionArgs);
 // Heads of a block, one for each warp; positions that it processes at a time, one for each lane; pairs of elements of a value
 // for each lane.
 constexpr int HEADS = 8;

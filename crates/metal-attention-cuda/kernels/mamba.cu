@@ -2,7 +2,6 @@
 // h = exp(dt A) h + dt B x; y = (C h + D x) silu(z). The scan has one head, whose values are the channels.
 #include "recurrence.cuh"
 
-// Mirrored by `SelectArgs` of src/args/recurrent.rs.
 struct SelectArgs {
     const float* chosen;     // the selection product, [token][n]
     float* dt;               // [token][rank]
@@ -13,6 +12,7 @@ struct SelectArgs {
     float eps;               // of the norms
     u32 unused;
 };
+ASSERT_LAYOUT(SelectArgs);
 // Splits the selection product into dt, B and C and applies their norms. A warp for each of the three, a block for each token.
 extern "C" __global__ void __launch_bounds__(96) mamba_select(const __grid_constant__ SelectArgs a) {
     wait_for_input();
@@ -28,7 +28,6 @@ extern "C" __global__ void __launch_bounds__(96) mamba_select(const __grid_const
     for (u32 i = lane; i < n; i += 32) out[i] = weight ? x[i] * factor * weight[i] : x[i];
 }
 
-// Mirrored by `MambaArgs` of src/args/recurrent.rs.
 struct MambaArgs {
     Scan scan;            // one head, whose values are the channels
     const float* x;       // [token][channel], after the convolution
@@ -39,6 +38,7 @@ struct MambaArgs {
     const float* a;       // [channel][d_state], negative
     const float* d;       // [channel]
 };
+ASSERT_LAYOUT(MambaArgs);
 
 // A token's vectors: B and C. Its values: dt, dt x, silu(z), D x silu(z).
 template <int EACH_> struct Mamba {

@@ -2,7 +2,6 @@
 // take the place of keys and queries, x that of values.
 #include "recurrence.cuh"
 
-// Mirrored by `Mamba2Args` of src/args/recurrent.rs.
 struct Mamba2Args {
     Scan scan;            // key_dim is d_state
     Rows x;               // [head][value]
@@ -16,6 +15,7 @@ struct Mamba2Args {
     u32 heads_of_group;   // heads that share B and C
     u32 gate_step;        // elements from a head's gate to the next one's
 };
+ASSERT_LAYOUT(Mamba2Args);
 
 // A token's vectors: B and C. Its values: dt x, silu(z), D x silu(z). Its factors: the decay.
 template <int EACH_> struct Mamba2 {
@@ -80,9 +80,9 @@ template <int EACH_> struct Mamba2 {
 static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
 SCAN_KERNELS(mamba2, Mamba2, Mamba2Args)
 
-// Mirrored by `FusedMamba2Args` of src/args/recurrent.rs.
 struct FusedMamba2Args {
     Mamba2Args args;   // as for `scan`
     FusedDecode fused; // convolution and norm
 };
+ASSERT_LAYOUT(FusedMamba2Args);
 FUSED_DECODE_KERNELS(mamba2, Mamba2, FusedMamba2Args)

@@ -8,7 +8,6 @@
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 
-// Mirrored by `MatmulArgs` of src/args.rs.
 struct MatmulArgs {
     Matrix a;                    // the matrix; GATED: the gate
     Matrix b;                    // GATED: up
@@ -23,6 +22,7 @@ struct MatmulArgs {
     half* packed;                // GATED: the result, as packed input of the next product
     u32 y_token_tiles, unused;
 };
+ASSERT_LAYOUT(MatmulArgs);
 
 // The elements of a block of 32 columns as F16: a[s][0..4] for the two products s.
 template <typename P> __device__ __forceinline__ void elements(const P& p, int b, u32 (&a)[2][4]) {

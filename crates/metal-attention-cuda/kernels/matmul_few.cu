@@ -11,7 +11,6 @@
 constexpr int MAX_MATRICES = 3;
 constexpr int WARPS = 8;
 
-// Mirrored by `MatmulFewArgs` of src/args.rs.
 struct MatmulFewArgs {
     Matrix matrices[MAX_MATRICES];     // one below the other; GATED: gate and up
     u32 n_matrices;                 // matrices
@@ -32,6 +31,7 @@ struct MatmulFewArgs {
     float4* sums;                // partial sums of splits, [block of the result][split][fragment][32]
     u32* tickets;                // counters, one for each block of the result, zero between launches
 };
+ASSERT_LAYOUT(MatmulFewArgs);
 
 SHARED_MEMORY(16, float4, few_memory);
 

@@ -10,7 +10,6 @@
 
 constexpr int MAX_MATRICES = 3;
 
-// Mirrored by `MatmulWideArgs` of src/args.rs.
 struct MatmulWideArgs {
     Matrix matrices[MAX_MATRICES];     // one below the other; GATED: gate and up
     u32 n_matrices;                 // matrices
@@ -29,6 +28,7 @@ struct MatmulWideArgs {
     float4* sums;                // partial sums of splits, [tile of the result][split][N / 8][256]
     u32* tickets;                // counters, one for each tile of the result, zero between launches
 };
+ASSERT_LAYOUT(MatmulWideArgs);
 
 SHARED_MEMORY(1024, unsigned char, wide_memory);
 

@@ -71,7 +71,6 @@ constexpr int WARPS = 8;        // of a block
 // Named barriers of the warps that share a tile: this one and those after it, one for each tile of a round.
 constexpr u32 FIRST_TILE_BARRIER = 1;
 
-// Mirrored by `MatvecArgs` of src/args.rs.
 struct MatvecArgs {
     // The matrices, one below the other. `n_panels` >= n_in / 64, padded to whole records with elements of 0 (repack.cu); `records` is aligned to
     // 16 bytes; `first_row` is the row of the result at which the matrix begins (`Matrix` of formats.cuh). GATED: gate and up, with the same format
@@ -96,7 +95,7 @@ struct MatvecArgs {
     float* y;                  // [n_tokens][n_out]; token i has row i. ADD reads it, too
     const u32* rows;           // [n_tokens] the row of x of each token; null: row i for token i. Concerns x only
 };
-static_assert(sizeof(MatvecArgs) == 160, "as in src/args.rs");
+ASSERT_LAYOUT(MatvecArgs);
 
 // Bytes of a warp's ring of records, at least. Mirrored in src/runner/linear.rs (`gemv_shared_bytes`).
 constexpr int MIN_RING_BYTES = 7168;

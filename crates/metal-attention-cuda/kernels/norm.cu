@@ -4,7 +4,6 @@
 
 enum NormKind : u32 { NONE = 0, RMS = 1, LAYER = 2 };
 
-// Mirrored by `NormArgs` of src/args.rs.
 struct NormArgs {
     const float* x;      // rows of n_in elements
     const float* weight; // [n_in]
@@ -19,6 +18,7 @@ struct NormArgs {
     float scale;         // factor on the result
     u32 accumulate;      // whether the result is added to `out`
 };
+ASSERT_LAYOUT(NormArgs);
 
 // Four elements from i on, or zeros.
 __device__ __forceinline__ float4 four(const float* p, u32 i, bool in_range) {

@@ -4,7 +4,6 @@
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 
-// Mirrored by `OddRowsArgs` of src/args.rs.
 struct OddRowsArgs {
     Matrix a;          // the matrix; GATED: the gate
     Matrix b;          // GATED: up
@@ -18,6 +17,7 @@ struct OddRowsArgs {
     float scale;       // ADD: factor on what is added
     u32 unused;
 };
+ASSERT_LAYOUT(OddRowsArgs);
 
 // The product of row `row` of a matrix with x.
 template <typename P> __device__ __forceinline__ float dot(const Matrix& m, u32 row, const float* x, u32 n_in) {

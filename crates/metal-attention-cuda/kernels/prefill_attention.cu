@@ -5,13 +5,12 @@
 #include "masks.cuh"
 
 // Consecutive tokens of one sequence, which are consecutive in the micro-batch, too.
-// Mirrored by `QueryTileArgs` of src/args.rs.
 struct QueryTile {
     u32 token, n, seq, pos; // index of the first token, tokens, sequence, first position
     u32 last;               // the last position of the sequence in the micro-batch
 };
+ASSERT_LAYOUT(QueryTile);
 
-// Mirrored by `PrefillArgs` of src/args.rs.
 struct PrefillArgs {
     const QueryTile* tiles;                       // [gridDim.x]
     Pages pages;                                  // page tables of the layer's cache group
@@ -26,6 +25,7 @@ struct PrefillArgs {
     u32 gate_stride;                              // elements from one token's gates to the next one's
     const float* gates;                           // of head 0 of token 0, or null; heads are 2 D apart
 };
+ASSERT_LAYOUT(PrefillArgs);
 
 SHARED_MEMORY(16, half, prefill_memory);
 

@@ -1,7 +1,7 @@
 // Kernels that measure what a device can do at best (src/ceilings.rs): each does one thing over and over.
+#include "args_layout.cuh"
 #include "ptx.cuh"
 
-// Mirrored by `RateArgs` of src/args.rs.
 struct RateArgs {
     const uint4* from; // input
     uint4* to;         // result
@@ -9,6 +9,7 @@ struct RateArgs {
     u32 steps;         // how often the multiplications are repeated
     u32 unused;
 };
+ASSERT_LAYOUT(RateArgs);
 
 // Vectors that a thread loads at a time.
 constexpr int AHEAD = 4;

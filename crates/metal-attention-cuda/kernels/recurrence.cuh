@@ -10,28 +10,30 @@
 #pragma once
 #include "common.cuh"
 
-// The runs of a micro-batch. Mirrored by `RunsArgs` of src/args/recurrent.rs.
+// The runs of a micro-batch.
 struct Runs {
     const uint4* runs;     // [n_runs]: first token, tokens, first segment, segments
     const uint4* segments; // [n_segments]: first token, tokens, slot to read, slot to write
 };
+ASSERT_LAYOUT(Runs);
 
-// The recurrent states of a layer. Mirrored by `StatesArgs` of src/args/recurrent.rs.
+// The recurrent states of a layer.
 struct States {
     float* states; // of the layer, [slot][stride]
     u32 stride;    // elements of a slot
     u32 first;     // the first element of a slot that the kernel uses
 };
+ASSERT_LAYOUT(States);
 // The address of the state in a slot.
 __device__ __forceinline__ float* slot_of(const States& s, u32 slot) { return s.states + (size_t)slot * s.stride + s.first; }
 
 // The columns from `first` on of the rows of a buffer, one row for each token.
-// Mirrored by `RowsArgs` of src/args/recurrent.rs.
 struct Rows {
     const float* rows; // [n_tokens][stride]
     u32 stride;        // elements of a row
     u32 first;         // the first element that is used
 };
+ASSERT_LAYOUT(Rows);
 // The address of a token's columns.
 __device__ __forceinline__ const float* row_of(const Rows& r, u32 token) { return r.rows + (size_t)token * r.stride + r.first; }
 
@@ -62,7 +64,6 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
 }
 
 // The short convolution: each channel over its last n_tap tokens.
-// Mirrored by `ConvolutionArgs` of src/args/recurrent.rs.
 struct ConvolutionArgs {
     Runs runs;                        // of the micro-batch
     States states;                    // the last inputs, oldest first, [n_tap - 1][channels]
@@ -75,11 +76,11 @@ struct ConvolutionArgs {
                                       // else it goes through SiLU
     u32 unused;
 };
+ASSERT_LAYOUT(ConvolutionArgs);
 
 // Norm, gate and bonus of each group (head) of a token's row: gate * (norm(x) * weight + bias + bonus).
 enum Kind : u32 { NO_NORM = 0, RMS = 1, LAYER = 2 };
 enum Gate : u32 { NO_GATE = 0, AS_IT_IS = 1, SILU_OF_GATE = 2, SIGMOID_OF_GATE = 3 };
-// Mirrored by `GroupNormArgs` of src/args/recurrent.rs.
 struct GroupNormArgs {
     const float* x;            // [token][group][n]
     float* out;                // of the same shape, may be x
@@ -95,6 +96,7 @@ struct GroupNormArgs {
     u32 gate_kind;             // Gate
     float eps;                 // of the norm
 };
+ASSERT_LAYOUT(GroupNormArgs);
 // The factor by which a gate multiplies.
 __device__ __forceinline__ float factor_of(u32 gate_kind, float gate) {
     return gate_kind == AS_IT_IS ? gate : gate_kind == SILU_OF_GATE ? gate * sigmoid(gate) : sigmoid(gate);
@@ -107,7 +109,6 @@ struct Begins {
 };
 
 // The arguments that every scan has.
-// Mirrored by `ScanArgs` of src/args/recurrent.rs.
 struct Scan {
     Runs runs;                      // of the micro-batch
     States states;                  // of the layer's heads, [head][value][key], the transpose of the papers' matrices
@@ -115,6 +116,7 @@ struct Scan {
     u32 n_head, key_dim, value_dim; // heads, and the size of their states
     u32 tile;                       // most tokens that are prepared at a time
 };
+ASSERT_LAYOUT(Scan);
 
 // `scan`: warp specialisation with a ring of two tiles of tokens in shared memory. SCAN_WARPS warps scan: they hold some
 // columns of a head's state in registers and go through the tokens of the current tile in order. The other warps prepare the
@@ -334,12 +336,12 @@ template <typename R> __device__ __forceinline__ void scan(const Scan& w, R rule
 // head's result. A block has a whole head. The state and the convolution's last inputs do not depend on the previous launch, so
 // their loads start before `wait_for_input`. Each thread has the rows and columns that it has in `scan`, and computes the same,
 // so that the new state has the same bits.
-// Mirrored by `FusedDecodeArgs` of src/args/recurrent.rs.
 struct FusedDecode {
     ConvolutionArgs convolution; // with up to FUSED_TAPS taps
     GroupNormArgs norm;          // norm = NO_NORM: the result is stored as it is
     u32* tickets;                // counters [run][key head], zero between launches
 };
+ASSERT_LAYOUT(FusedDecode);
 // Most taps of the convolution.
 constexpr int FUSED_TAPS = 4;
 constexpr int FUSED_THREADS = 512;

@@ -131,13 +131,13 @@ extern "C" __global__ void __launch_bounds__(128) group_norm_small(const __grid_
 }
 
 enum Function : u32 { TANH = 0, SIGMOID = 1, SQUARED = 2, SIGMOID_TIMES = 3 };
-// Mirrored by `FunctionArgs` of src/args/recurrent.rs.
 struct FunctionArgs {
     float* x;          // updated in place
     const float* with; // for SIGMOID_TIMES: x = sigmoid(with) x
     u32 n;             // elements of x
     u32 function;      // Function
 };
+ASSERT_LAYOUT(FunctionArgs);
 // Applies a function to each element of x.
 extern "C" __global__ void __launch_bounds__(256) of_each(const __grid_constant__ FunctionArgs a) {
     wait_for_input();

@@ -2,12 +2,12 @@
 // and super-block scales at column k of a row, as the GGUF specification lays them out.
 #include "formats.cuh"
 
-// Mirrored by `RepackArgs` of src/args.rs.
 struct RepackArgs {
     const unsigned char* raw;              // [n_rows][row_bytes]
     unsigned char* records;                // the first record of the rows' tiles
     u32 n_rows, n_in, n_panels, row_bytes; // rows, columns, panels of a row, bytes of a row in `raw`
 };
+ASSERT_LAYOUT(RepackArgs);
 
 template <u32 FORMAT> struct Blocks;
 

@@ -19,6 +19,7 @@ struct RouteArgs {
     float scale;
     u32 unused;
 };
+ASSERT_LAYOUT(RouteArgs);
 
 struct Best {
     float value;

@@ -2,7 +2,6 @@
 // inputs, and several independent products of a single token in one launch.
 #include "recurrence.cuh"
 
-// Mirrored by `TokenShiftArgs` of src/args/recurrent.rs.
 struct TokenShiftArgs {
     Runs runs;                  // of the micro-batch
     States states;              // the last token's input, of each sequence
@@ -13,6 +12,7 @@ struct TokenShiftArgs {
     u32 width, n_mix, n_tokens; // elements of a row, interpolations, tokens
     u32 advance;                // whether to store the last input as the new state
 };
+ASSERT_LAYOUT(TokenShiftArgs);
 // Tokens of a run that a block processes, and tokens that a thread loads at a time.
 constexpr u32 SHIFTED = 16;
 constexpr u32 AT_ONCE = 8;
@@ -55,7 +55,6 @@ extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_const
     }
 }
 
-// Mirrored by `Rwkv6Args` of src/args/recurrent.rs.
 struct Rwkv6Args {
     Scan scan;               // of the heads
     const float* r;          // [token][head][key]
@@ -66,6 +65,7 @@ struct Rwkv6Args {
     const float* bonus;      // [head][key]; null: gated linear attention
     u32 n_head_kv, unused;
 };
+ASSERT_LAYOUT(Rwkv6Args);
 
 // A token's vectors: the decay w, the key k, and the vector that multiplies the old state in the result. The factor is the
 // share of the new part k v in the result.
@@ -124,7 +124,6 @@ template <int EACH_> struct Rwkv6 {
 };
 SCAN_KERNELS(rwkv6, Rwkv6, Rwkv6Args)
 
-// Mirrored by `Rwkv7InputsArgs` of src/args/recurrent.rs.
 struct Rwkv7InputsArgs {
     float* decay;            // [token][head][key]: in: before bias and function; out: the decay
     float* rate;             // in: before bias and function; out: the normalised key times the rate
@@ -140,6 +139,7 @@ struct Rwkv7InputsArgs {
     const float* value_bias; // [head][key]
     u32 n_head, head_dim;    // heads and their elements
 };
+ASSERT_LAYOUT(Rwkv7InputsArgs);
 // Normalises keys, applies the functions of decay and rate, and mixes in the first layer's values. A warp for a head of a
 // token.
 extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_constant__ Rwkv7InputsArgs a) {
@@ -171,7 +171,6 @@ extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_cons
     }
 }
 
-// Mirrored by `Rwkv7Args` of src/args/recurrent.rs.
 struct Rwkv7Args {
     Scan scan;          // of the heads
     const float* r;     // [token][head][key], as are all
@@ -181,6 +180,7 @@ struct Rwkv7Args {
     const float* a;     // minus the normalised key
     const float* b;     // the normalised key times the rate
 };
+ASSERT_LAYOUT(Rwkv7Args);
 
 // A token's vectors: w, k, a, b, and r w, which multiplies the old state in the result; of the new parts k v and b (a S), the
 // factors r k and r b are the shares in the result.
@@ -239,7 +239,7 @@ SCAN_KERNELS(rwkv7, Rwkv7, Rwkv7Args)
 
 // The function that is applied to an input first.
 enum InputFunction : u32 { AS_IT_LIES = 0, TANH_OF_INPUT = 1, SIGMOID_OF_INPUT = 2 };
-// One of several independent products. Mirrored by `SideProductArgs` of src/args/recurrent.rs.
+// One of several independent products.
 struct SideProduct {
     Matrix matrix;    // [n_out][n_in]
     const float* x;   // [n_in]
@@ -249,12 +249,13 @@ struct SideProduct {
     u32 warps_per_tile; // a power of two
     u32 function;     // InputFunction; not AS_IT_LIES only for n_in up to MAX_CHANGED
 };
+ASSERT_LAYOUT(SideProduct);
 constexpr u32 MAX_SIDE_PRODUCTS = 8;
 constexpr u32 MAX_CHANGED = 1024;
-// Mirrored by `SideProductsArgs` of src/args/recurrent.rs.
 struct SideProductsArgs {
     SideProduct products[MAX_SIDE_PRODUCTS]; // those after the last one have no blocks
 };
+ASSERT_LAYOUT(SideProductsArgs);
 // Each block belongs to one of the products, and computes some tiles of its rows.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const __grid_constant__ SideProductsArgs a) {
     __shared__ __align__(16) float changed[MAX_CHANGED];

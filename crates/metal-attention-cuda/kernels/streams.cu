@@ -3,7 +3,6 @@
 
 constexpr u32 MAX_STREAMS = 8;
 
-// Mirrored by `StretchArgs` of src/args.rs.
 struct StretchArgs {
     const float* a;                      // rows, a_stride apart
     const float* goal;                   // rows whose norm the result gets, goal_stride apart; null: none
@@ -13,6 +12,7 @@ struct StretchArgs {
     u32 accumulate;                      // whether the result is added to y
     float scale;                         // factor on the result
 };
+ASSERT_LAYOUT(StretchArgs);
 
 // y = scale * a, rescaled to the norm of `goal` if there is one; stored or added. A block for each row.
 extern "C" __global__ void __launch_bounds__(256) stretch(const __grid_constant__ StretchArgs a) {
@@ -33,7 +33,6 @@ extern "C" __global__ void __launch_bounds__(256) stretch(const __grid_constant_
     for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) to[i] = factor * from[i] + (a.accumulate ? to[i] : 0.0f);
 }
 
-// Mirrored by `StreamsArgs` of src/args.rs.
 struct StreamsArgs {
     const float* router; // [n_tokens][n_streams]
     const float* matrix; // prediction: [n_streams * n_streams][n_streams]; correction: [n_streams][n_streams]
@@ -43,6 +42,7 @@ struct StreamsArgs {
     float* scaled;       // [n_tokens][n], for a correction only
     u32 n, n_streams;    // elements of a row, streams
 };
+ASSERT_LAYOUT(StreamsArgs);
 
 // One element of the residual streams of a token: prediction, or correction by the layer's result.
 template <bool CORRECT> __device__ __forceinline__ void mix_streams(const StreamsArgs& a) {

@@ -1,5 +1,6 @@
 // The K highest logits of each row, sorted. Logits are compared by keys of 8 bytes (`argmax_key` of argmax.cuh: a number that rises
 // with the logit above one that falls with the id); all keys of a row differ, and key 0 is no logit.
+#include "args_layout.cuh"
 #include "argmax.cuh"
 
 // Logits that are found, and threads of a block.
@@ -9,7 +10,6 @@ constexpr int ITEMS = 16, LIST = 512;
 // Keys of other blocks that a thread loads at a time.
 constexpr u32 AHEAD = 16;
 
-// Mirrored by `TopKArgs` of src/args.rs.
 struct TopKArgs {
     const float* logits; // [n_rows][n_vocab]
     u64_t* lists;        // keys selected by each block, [n_rows][gridDim.x][THREADS]
@@ -18,6 +18,7 @@ struct TopKArgs {
     u32 n_vocab;         // logits of a row
     u32 chunk;           // logits of a block, at most THREADS * ITEMS
 };
+ASSERT_LAYOUT(TopKArgs);
 
 // The keys that a block has selected, in shared memory.
 struct Selected {

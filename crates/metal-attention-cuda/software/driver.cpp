@@ -212,6 +212,13 @@ DRIVER cuFuncGetAttribute(int* value, int attribute, Function* function) {
     }
     return SUCCESS;
 }
+DRIVER cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t* bytes) {
+    if (!function) return INVALID_HANDLE;
+    if (index > 0) return INVALID_VALUE; // all kernels have one parameter
+    *offset = 0;
+    *bytes = function->kernel->argument_bytes;
+    return SUCCESS;
+}
 DRIVER cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, Function* function, int threads, size_t shared_bytes) {
     if (!function || threads < 1) return INVALID_VALUE;
     if (threads > THREADS_OF_BLOCK || shared_bytes > function->most_shared) return *n = 0, SUCCESS;

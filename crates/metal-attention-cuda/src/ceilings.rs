@@ -9,6 +9,7 @@ use metal_attention_model::timing;
 
 use crate::args::RateArgs;
 use crate::device::{CudaBuffer, Readback};
+use crate::kernels::{self, EntryPoint};
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::CudaMatrix;
 use crate::{CudaDevice, CudaError, CudaExecutor};
@@ -63,7 +64,7 @@ impl CudaCeilings {
         let from = self.gpu.zeros("the buffer to read", self.bytes(bytes))?;
         let results = self.results()?;
         let args = RateArgs { n: from.bytes() / 16, ..args_of(&from, &results) };
-        Ok((16 * args.n) as f64 / self.rate_seconds("rate_read", args)?)
+        Ok((16 * args.n) as f64 / self.rate_seconds(kernels::RATE_READ, args)?)
     }
 
     /// Bytes per second that a kernel copies between two buffers of `bytes` bytes: those read plus those written.
@@ -71,25 +72,25 @@ impl CudaCeilings {
         let from = self.gpu.zeros("the buffer to copy", self.bytes(bytes))?;
         let to = self.gpu.buffer("the buffer to copy to", from.bytes())?;
         let args = RateArgs { n: from.bytes() / 16, ..args_of(&from, &to) };
-        Ok((2 * 16 * args.n) as f64 / self.rate_seconds("rate_copy", args)?)
+        Ok((2 * 16 * args.n) as f64 / self.rate_seconds(kernels::RATE_COPY, args)?)
     }
 
     /// F32 multiply-adds per second, in registers.
     pub fn f32_rate(&self) -> Result<f64, CudaError> {
-        self.rate("rate_floats", FLOATS_A_STEP * THREADS)
+        self.rate(kernels::RATE_FLOATS, FLOATS_A_STEP * THREADS)
     }
 
     /// F16 multiply-adds per second on the tensor cores, with F32 sums, by `mma.sync`, which all supported devices have
     /// (`wgmma` is faster).
     pub fn matrix_rate(&self) -> Result<f64, CudaError> {
-        self.rate("rate_mma", MMA_A_STEP * THREADS / 32)
+        self.rate(kernels::RATE_MMA, MMA_A_STEP * THREADS / 32)
     }
 
     /// Measures the costs of launches.
     pub fn launch_costs(&self) -> Result<CudaLaunchCosts, CudaError> {
         let gpu = &self.gpu;
         let (a, b) = (gpu.zeros("a word", 16)?, gpu.zeros("a word", 16)?);
-        let kernel = gpu.kernel("rate_link")?;
+        let kernel = gpu.kernel(kernels::RATE_LINK)?;
         let (forth, back) = (args_of(&a, &b), args_of(&b, &a));
         let grid = LaunchGrid { blocks: [1, 1, 1], threads: 1, shared: 0 };
         let chain = |n: usize| {
@@ -97,7 +98,8 @@ impl CudaCeilings {
                 .into_iter()
                 .cycle()
                 .take(n)
-                .try_for_each(|args| gpu.launch(kernel, grid, args, LaunchOrder::Overlapped))
+                // SAFETY: the two words live until the device has been awaited.
+                .try_for_each(|args| unsafe { gpu.launch(kernel, grid, args, LaunchOrder::Overlapped) })
         };
         // A warm-up: the driver loads the kernel at its first launch.
         chain(2)?;
@@ -172,7 +174,7 @@ impl CudaCeilings {
 
     /// Multiply-adds per second of a rate kernel whose blocks do `work_per_block` of them in a step. Doubles the steps until a
     /// launch takes a millisecond.
-    fn rate(&self, kernel: &str, work_per_block: usize) -> Result<f64, CudaError> {
+    fn rate(&self, kernel: EntryPoint<RateArgs>, work_per_block: usize) -> Result<f64, CudaError> {
         let operands = self.gpu.zeros("operands", 16 * 64)?;
         let results = self.results()?;
         let mut fastest = 0.0_f64;
@@ -188,10 +190,11 @@ impl CudaCeilings {
     }
 
     /// Seconds of one launch of a rate kernel on the whole device.
-    fn rate_seconds(&self, kernel: &str, args: RateArgs) -> Result<f64, CudaError> {
+    fn rate_seconds(&self, kernel: EntryPoint<RateArgs>, args: RateArgs) -> Result<f64, CudaError> {
         let kernel = self.gpu.kernel(kernel)?;
         let grid = LaunchGrid { blocks: [self.blocks(), 1, 1], threads: THREADS, shared: 0 };
-        self.seconds(&mut || self.gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious))
+        // SAFETY: callers give buffers of `n` vectors, or with a word for each thread, which live until the device has been awaited.
+        self.seconds(&mut || unsafe { self.gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious) })
     }
 
     /// Seconds of one call of `launch`, from many calls in a row; the best of a few measurements.
@@ -228,10 +231,11 @@ mod tests {
     fn cuda_rate_kernels_compute_their_results() {
         let Some(gpu) = CudaDevice::for_tests() else { return };
         let grid = LaunchGrid { blocks: [3, 1, 1], threads: THREADS, shared: 0 };
-        let run = |name: &str, from: &CudaBuffer, to: &CudaBuffer, n: u64, steps: u32| {
-            let kernel = gpu.kernel(name).unwrap();
+        let run = |entry: EntryPoint<RateArgs>, from: &CudaBuffer, to: &CudaBuffer, n: u64, steps: u32| {
+            let kernel = gpu.kernel(entry).unwrap();
             let args = RateArgs { n, steps, ..args_of(from, to) };
-            gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            // SAFETY: the buffers have the vectors and words, and live until the result is read.
+            unsafe { gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap() };
             let mut readback = Readback::new(&gpu, to.bytes()).unwrap();
             readback.copy(to, to.bytes()).unwrap();
             readback.read(to.bytes()).unwrap().to_vec()
@@ -240,26 +244,26 @@ mod tests {
         let words: Vec<u32> = (0..4 * 5003_u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
         let from = gpu.upload("words", &words).unwrap();
         let n = 5003;
-        let copied = run("rate_copy", &from, &gpu.buffer("a copy", from.bytes()).unwrap(), n, 0);
+        let copied = run(kernels::RATE_COPY, &from, &gpu.buffer("a copy", from.bytes()).unwrap(), n, 0);
         assert_eq!(bytemuck::cast_slice::<u8, u32>(&copied), words);
         let results = gpu.buffer("results", (4 * 3 * THREADS) as u64).unwrap();
-        let sums: Vec<u32> = bytemuck::pod_collect_to_vec(&run("rate_read", &from, &results, n, 0));
+        let sums: Vec<u32> = bytemuck::pod_collect_to_vec(&run(kernels::RATE_READ, &from, &results, n, 0));
         let sum = |all: &[u32]| all.iter().fold(0_u32, |sum, &v| sum.wrapping_add(v));
         assert_eq!(sum(&sums), sum(&words));
 
         // Each step maps v to v / 2 + 1; a thread starts with its index and the seven numbers after it.
         let operands = gpu.upload("operands", &[0.5_f32, 1.0, 0.0, 0.0]).unwrap();
-        let sums: Vec<f32> = bytemuck::pod_collect_to_vec(&run("rate_floats", &operands, &results, 0, 4));
+        let sums: Vec<f32> = bytemuck::pod_collect_to_vec(&run(kernels::RATE_FLOATS, &operands, &results, 0, 4));
         for (thread, &got) in sums.iter().enumerate() {
             let v = (thread % THREADS) as f32;
             assert!((got - (8.0 * v + 28.0 + 8.0 * 30.0) / 16.0).abs() < 1e-3, "thread {thread}: {got}");
         }
         // All elements are 1, so each element of a product is 16.
         let ones = gpu.upload("ones", &[0x3C00_u16; 8 * 64]).unwrap();
-        let sums: Vec<f32> = bytemuck::pod_collect_to_vec(&run("rate_mma", &ones, &results, 0, 3));
+        let sums: Vec<f32> = bytemuck::pod_collect_to_vec(&run(kernels::RATE_MMA, &ones, &results, 0, 3));
         assert_eq!(sums, vec![3.0 * 16.0 * 32.0; 3 * THREADS]);
         // All threads store the same word.
-        let word: Vec<u32> = bytemuck::pod_collect_to_vec(&run("rate_link", &from, &results, 0, 0));
+        let word: Vec<u32> = bytemuck::pod_collect_to_vec(&run(kernels::RATE_LINK, &from, &results, 0, 0));
         assert_eq!(word[0], words[0] + 1);
     }
 }

@@ -248,7 +248,7 @@ mod tests {
         let n_in = 512;
         for &ty in TensorType::ALL {
             let (groups_of, with_mins): (ScaleGroupsFn, bool) = match packing(ty) {
-                Packing::OnDevice(_) => continue,
+                Packing::OnDevice(..) => continue,
                 Packing::Codes(groups_of) => (groups_of, false),
                 Packing::CodesAndMins(groups_of) => (groups_of, true),
             };

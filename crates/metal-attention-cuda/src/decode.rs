@@ -16,17 +16,19 @@ use metal_attention_model::{CacheType, ModelSpec};
 
 use crate::CudaError;
 use crate::activations::Activations;
-use crate::device::{CudaBuffer, CudaDevice, CudaSummary, Kernel};
+use crate::args::{COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, OpArgs, RankShareArgs};
+use crate::device::{CudaBuffer, CudaDevice, CudaSummary};
 use crate::exchange::Exchange;
 use crate::ids::ChosenIds;
+use crate::kernels::{self, Kernel};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::runner::TokenOutput;
 use crate::sharding::Shard;
+use crate::slice::DevicePtr;
 use crate::weights::{CudaAttention, CudaEmbedding, CudaWeights};
 use args::{
-    CONSUMER_WARPS, COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_VOCAB, OpArgs, OpIndex, OpKind,
-    PRODUCER_WARPS, TAGS, WordBuffers, layer_args, matrices_args, op_args,
+    CONSUMER_WARPS, MAX_VOCAB, OpIndex, OpKind, PRODUCER_WARPS, TAGS, WordBuffers, layer_args, matrices_args, op_args,
 };
 use layers::{DecodeLayer, OpMatrix, has_whole_quads, max_rows};
 use memory::SharedMemoryLayout;
@@ -61,18 +63,25 @@ fn embedding_is_table_row(embedding: &CudaEmbedding) -> bool {
     has_no_sum && per_layer.is_none() && streams.is_none()
 }
 
+/// The kernel of a rank that has the whole model, or a share of it.
+#[derive(Debug, Clone, Copy)]
+enum LoadedKernel {
+    Alone(Kernel<DecodeArgs>),
+    OnRanks(Kernel<DecodeOnRanksArgs>),
+}
+
 /// The kernel with its arguments and buffers, for one model on one device.
 #[derive(Debug)]
 pub(crate) struct DecodeKernel {
-    kernel: Kernel,
+    kernel: LoadedKernel,
     grid: LaunchGrid,
     args: DecodeArgs,
     /// Position of a sequence from which on the kernel is not used.
     n_positions: usize,
     /// Decode steps (tokens) of a launch at most.
     max_steps: usize,
-    /// Device address of the logits, `[n_vocab]`.
-    logits: u64,
+    /// The logits, `[n_vocab]`.
+    logits: DevicePtr<f32>,
     /// Tags that a token uses: two a layer, and two for the output head.
     tags_per_token: u32,
     /// Layers, matrices, vectors of words, and words of best logits; addresses of them are in `args`.
@@ -149,10 +158,11 @@ impl DecodeKernel {
             COPIES * words(max_rows(&layers, OpKind::GateAndUp)),
         ];
         let exchange = gpu.zeros("exchanges between blocks", sizes.iter().sum::<usize>() as u64)?;
-        let mut at = exchange.ptr();
+        let mut rest = exchange.slice::<u64>();
         let [residual, qkv, attention, attention_max_sums, router, gated] = sizes.map(|bytes| {
-            at += bytes as u64;
-            at - bytes as u64
+            let vector = rest.take(bytes / 8);
+            rest = rest.skip(bytes / 8);
+            vector.ptr()
         });
         let best = gpu.zeros("the highest logit", 2 * 8 * n_blocks as u64)?;
         let words = WordBuffers { residual, qkv, attention, router, gated };
@@ -167,22 +177,21 @@ impl DecodeKernel {
         let mut head_layer = LayerArgs { n_ops: 1, ..LayerArgs::zeroed() };
         head_layer.ops[0] = OpArgs {
             norm: output_norm.weight.ptr(),
-            bias: output_bias.as_ref().map_or(0, CudaBuffer::ptr),
+            bias: output_bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
             eps: output_norm.eps,
             ..op_args(OpKind::OutputHead, words.of(OpKind::OutputHead), index, &head, n_blocks)
         };
         let kernel = match (head_dim, shard.is_some()) {
-            (..=64, false) if memory.has_small_ops => "decode_small_64",
-            (..=128, false) if n_expert > 0 => "decode_experts_128",
-            (129.., false) if n_expert > 0 => "decode_experts_256",
-            (..=64, false) => "decode_64",
-            (65..=128, false) => "decode_128",
-            (129.., false) => "decode_256",
-            (..=128, true) if n_expert > 0 => "decode_experts_on_ranks_128",
-            (..=128, true) => "decode_on_ranks_128",
+            (..=64, false) if memory.has_small_ops => LoadedKernel::Alone(gpu.kernel(kernels::DECODE_SMALL_64)?),
+            (..=128, false) if n_expert > 0 => LoadedKernel::Alone(gpu.kernel(kernels::DECODE_EXPERTS_128)?),
+            (129.., false) if n_expert > 0 => LoadedKernel::Alone(gpu.kernel(kernels::DECODE_EXPERTS_256)?),
+            (..=64, false) => LoadedKernel::Alone(gpu.kernel(kernels::DECODE_64)?),
+            (65..=128, false) => LoadedKernel::Alone(gpu.kernel(kernels::DECODE_128)?),
+            (129.., false) => LoadedKernel::Alone(gpu.kernel(kernels::DECODE_256)?),
+            (..=128, true) if n_expert > 0 => LoadedKernel::OnRanks(gpu.kernel(kernels::DECODE_EXPERTS_ON_RANKS_128)?),
+            (..=128, true) => LoadedKernel::OnRanks(gpu.kernel(kernels::DECODE_ON_RANKS_128)?),
             (129.., true) => return Ok(None),
         };
-        let kernel = gpu.kernel(kernel)?;
         of_layers.push(head_layer);
         let of_layers = gpu.upload("layers", &of_layers)?;
         let of_op = |i: usize, kind, matrices| matrices_args(i, (kind, matrices), n_blocks, memory.stage_bytes);
@@ -200,7 +209,7 @@ impl DecodeKernel {
             matrices: matrices.ptr(),
             table: weights.embedding.table.args(0),
             token: s.tokens.ptr(),
-            logits: 0,
+            logits: DevicePtr::NULL,
             ids: ids.ptr(),
             best_words: best.ptr(),
             qkv,
@@ -271,7 +280,7 @@ impl DecodeKernel {
     ) -> Result<(), CudaError> {
         let (logits, advance) = match output {
             TokenOutput::Logits | TokenOutput::TopK => (self.logits, false),
-            TokenOutput::Id { feeds_next_step } => (0, feeds_next_step),
+            TokenOutput::Id { feeds_next_step } => (DevicePtr::NULL, feeds_next_step),
             TokenOutput::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
         };
         let args = DecodeArgs {
@@ -281,12 +290,20 @@ impl DecodeKernel {
             first_step_number: number,
             ..self.args
         };
-        match exchange {
-            None => gpu.launch(self.kernel, self.grid, &args, LaunchOrder::Cooperative)?,
-            Some(exchange) => {
+        let (grid, order) = (self.grid, LaunchOrder::Cooperative);
+        // SAFETY: the addresses are of the buffers of this object, of the model's weights and of its caches, which the executor that has
+        // this object holds; their sizes are those that `new` has allocated.
+        match (self.kernel, exchange) {
+            (LoadedKernel::Alone(kernel), None) => unsafe { gpu.launch(kernel, grid, &args, order)? },
+            (LoadedKernel::OnRanks(kernel), Some(exchange)) => {
                 let first_vocab_row = exchange.first_row() as u32;
-                let args = DecodeOnRanksArgs { decode: args, exchange: exchange.args(), first_vocab_row, unused: 0 };
-                gpu.launch(self.kernel, self.grid, &args, LaunchOrder::Cooperative)?;
+                let ranks = RankShareArgs { exchange: exchange.args(), first_vocab_row, unused: 0 };
+                unsafe { gpu.launch(kernel, grid, &DecodeOnRanksArgs { decode: args, ranks }, order)? };
+            }
+            (LoadedKernel::Alone(_), Some(_)) | (LoadedKernel::OnRanks(_), None) => {
+                return Err(CudaError::UnsupportedPart {
+                    part: "a rank's share in the kernel of a whole model, or the reverse",
+                });
             }
         }
         self.args.tag = (self.args.tag + n as u32 * self.tags_per_token) % TAGS;

@@ -1,7 +1,6 @@
 //! [`CudaDevice`]: a GPU with its context, its stream and the loaded kernels; device buffers and pinned host memory. A thin
 //! layer over the driver (`cudarc`). Everything that a device does, it does in the order of one stream.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,48 +14,13 @@ use cudarc::driver::sys::{
 use metal_attention_model::Watch;
 
 use crate::CudaError;
+use crate::kernels::{EntryPoint, Kernel, MODULES, Module};
+use crate::reach::{self, KernelArgs};
+use crate::slice::{DevicePtr, DeviceSlice};
 
 /// The CUDA version that the kernels are compiled with (1000 times the major number plus 10 times the minor one), and the first
 /// driver release that supports it.
 const CUDA: (i32, &str) = (13000, "580");
-
-/// Compiled kernels, for devices of compute capability 8.0 and later.
-const MODULES: &[&[u8]] = &[
-    include_bytes!("../prebuilt/repack.fatbin"),
-    include_bytes!("../prebuilt/matvec.fatbin"),
-    include_bytes!("../prebuilt/matmul_few.fatbin"),
-    include_bytes!("../prebuilt/attention.fatbin"),
-    include_bytes!("../prebuilt/attention_on_units.fatbin"),
-    include_bytes!("../prebuilt/prefill_attention.fatbin"),
-    include_bytes!("../prebuilt/ends.fatbin"),
-    include_bytes!("../prebuilt/top_k.fatbin"),
-    include_bytes!("../prebuilt/rates.fatbin"),
-    include_bytes!("../prebuilt/norm.fatbin"),
-    include_bytes!("../prebuilt/activation.fatbin"),
-    include_bytes!("../prebuilt/streams.fatbin"),
-    include_bytes!("../prebuilt/attention_inputs.fatbin"),
-    include_bytes!("../prebuilt/general_attention.fatbin"),
-    include_bytes!("../prebuilt/odd_rows.fatbin"),
-    include_bytes!("../prebuilt/experts.fatbin"),
-    include_bytes!("../prebuilt/grouped_matvec.fatbin"),
-    include_bytes!("../prebuilt/grouped_matmul.fatbin"),
-    include_bytes!("../prebuilt/latent_attention.fatbin"),
-    include_bytes!("../prebuilt/recurrent.fatbin"),
-    include_bytes!("../prebuilt/delta_rule.fatbin"),
-    include_bytes!("../prebuilt/mamba.fatbin"),
-    include_bytes!("../prebuilt/mamba2.fatbin"),
-    include_bytes!("../prebuilt/rwkv.fatbin"),
-    include_bytes!("../prebuilt/exchange.fatbin"),
-];
-/// Kernels for compute capability 9.0: the persistent decode kernel, with and without tensor parallelism, and the warpgroup
-/// GEMM.
-const WGMMA_MODULES: &[&[u8]] = &[
-    include_bytes!("../prebuilt/decode.fatbin"),
-    include_bytes!("../prebuilt/decode_on_ranks.fatbin"),
-    include_bytes!("../prebuilt/matmul_wide.fatbin"),
-];
-/// Kernels for all other devices: the GEMM without warpgroup instructions.
-const OTHER_MODULES: &[&[u8]] = &[include_bytes!("../prebuilt/matmul.fatbin")];
 
 /// Time that the host spins while it polls, before it sleeps between polls. Decode steps take some hundred microseconds; during
 /// a longer prefill the core is left to other threads.
@@ -202,8 +166,8 @@ pub struct CudaDevice {
     context: CUcontext,
     /// The stream of all launches and copies.
     stream: CUstream,
-    /// The loaded kernels.
-    modules: Vec<CUmodule>,
+    /// The loaded modules, by name.
+    modules: Vec<(&'static str, CUmodule)>,
     /// The properties of the GPU.
     summary: CudaSummary,
     /// Cancels work and reports its progress.
@@ -224,7 +188,7 @@ impl Drop for CudaDevice {
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.context);
             let _ = sys::cuStreamSynchronize(self.stream);
-            for module in &self.modules {
+            for (_, module) in &self.modules {
                 let _ = sys::cuModuleUnload(*module);
             }
             let _ = sys::cuStreamDestroy_v2(self.stream);
@@ -251,12 +215,12 @@ impl CudaDevice {
         // 1 (non-blocking): does not synchronise with the default stream, which other code may use.
         // SAFETY: the driver returns a stream of this context.
         check("create a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
-        let for_capability = if opened.summary.has_wgmma() { WGMMA_MODULES } else { OTHER_MODULES };
-        for image in MODULES.iter().chain(for_capability) {
+        let has_wgmma = opened.summary.has_wgmma();
+        for Module { name, gpus: _, image } in MODULES.iter().filter(|module| module.gpus.include(has_wgmma)) {
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is complete; the driver copies it.
             check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
-            opened.modules.push(module);
+            opened.modules.push((name, module));
         }
         Ok(opened)
     }
@@ -331,36 +295,57 @@ impl CudaDevice {
         }
     }
 
-    /// Loads the kernel `name` and sets its attributes: as much dynamic shared memory as the device allows.
-    pub(crate) fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
-        let symbol = CString::new(name).expect("a kernel's name");
-        for module in &self.modules {
-            let mut function = std::ptr::null_mut();
-            // SAFETY: the module is loaded.
-            if unsafe { sys::cuModuleGetFunction(&raw mut function, *module, symbol.as_ptr()) }
-                == CUresult::CUDA_SUCCESS
-            {
-                use CUfunction_attribute::{
-                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED,
-                    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as STATIC,
-                };
-                // Static shared memory counts against the limit, too.
-                let mut static_bytes = 0;
-                // SAFETY: the function is of a loaded module; the driver writes one number.
-                check("read a kernel's shared memory", unsafe {
-                    sys::cuFuncGetAttribute(&raw mut static_bytes, STATIC, function)
-                })?;
-                let max = self.summary.max_shared as i32 - static_bytes;
-                // SAFETY: the function is of a loaded module.
-                check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, SHARED, max) })?;
-                // Prefers shared memory to L1 cache, so that more blocks are resident.
-                let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-                // SAFETY: as above.
-                check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, carveout, 100) })?;
-                return Ok(Kernel(function));
-            }
+    /// Loads a kernel and sets its attributes: as much dynamic shared memory as the device allows. An error if its compiled code takes
+    /// an argument of another size.
+    pub(crate) fn kernel<A: KernelArgs>(&self, entry: EntryPoint<A>) -> Result<Kernel<A>, CudaError> {
+        use CUfunction_attribute::{
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as STATIC,
+        };
+        let function = self.function(entry.module, entry.name)?;
+        let (bytes, wanted) = (self.argument_bytes(function)?, size_of::<A>());
+        if bytes != wanted {
+            let why =
+                format!("{} takes {bytes} bytes of arguments, and not {wanted}: run scripts/cuda-kernels", entry.name);
+            return Err(CudaError::Driver { what: "use a kernel", why });
         }
-        Err(CudaError::Driver { what: "find a kernel", why: format!("{name} is in none of the modules") })
+        // Static shared memory counts against the limit, too.
+        let mut static_bytes = 0;
+        // SAFETY: the function is of a loaded module; the driver writes one number.
+        check("read a kernel's shared memory", unsafe {
+            sys::cuFuncGetAttribute(&raw mut static_bytes, STATIC, function)
+        })?;
+        let max = self.summary.max_shared as i32 - static_bytes;
+        // SAFETY: the function is of a loaded module.
+        check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, SHARED, max) })?;
+        // Prefers shared memory to L1 cache, so that more blocks are resident.
+        let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: as above.
+        check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, carveout, 100) })?;
+        Ok(Kernel { function, entry })
+    }
+
+    /// The function `name` of a module of [`MODULES`].
+    pub(crate) fn function(&self, module: &str, name: &str) -> Result<CUfunction, CudaError> {
+        let not_found =
+            || CudaError::Driver { what: "find a kernel", why: format!("{name} is not in module {module}") };
+        let symbol = CString::new(name).map_err(|_| not_found())?;
+        let (_, image) = self.modules.iter().find(|(known, _)| *known == module).ok_or_else(not_found)?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded.
+        match unsafe { sys::cuModuleGetFunction(&raw mut function, *image, symbol.as_ptr()) } {
+            CUresult::CUDA_ERROR_NOT_FOUND => Err(not_found()),
+            outcome => check("find a kernel", outcome).map(|()| function),
+        }
+    }
+
+    /// Bytes of the argument of a function, which takes one.
+    pub(crate) fn argument_bytes(&self, function: CUfunction) -> Result<usize, CudaError> {
+        let (mut offset, mut bytes) = (0, 0);
+        // SAFETY: the function is of a loaded module; the driver writes two numbers.
+        check("read the size of a kernel's argument", unsafe {
+            sys::cuFuncGetParamInfo(function, 0, &raw mut offset, &raw mut bytes)
+        })?;
+        Ok(bytes)
     }
 
     /// Allocates a buffer and fills it with zeros, in the order of the stream.
@@ -382,6 +367,7 @@ impl CudaDevice {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(CudaError::OutOfMemory { what, bytes }),
             outcome => check("allocate memory", outcome)?,
         }
+        reach::note_allocation(ptr, bytes);
         self.allocated.fetch_add(bytes, Ordering::Relaxed);
         Ok(CudaBuffer { device: Arc::clone(self), ptr, bytes })
     }
@@ -419,31 +405,6 @@ impl CudaDevice {
     }
 }
 
-/// A kernel of a loaded module.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Kernel(pub(crate) CUfunction);
-
-// SAFETY: a handle that the driver allows any thread to use.
-unsafe impl Send for Kernel {}
-// SAFETY: as above.
-unsafe impl Sync for Kernel {}
-
-/// Kernel handles by name, each looked up at its first use.
-#[derive(Debug, Default)]
-pub(crate) struct Kernels(HashMap<String, Kernel>);
-
-impl Kernels {
-    /// The kernel `name`, which is loaded at the first call.
-    pub(crate) fn get(&mut self, device: &CudaDevice, name: &str) -> Result<Kernel, CudaError> {
-        if let Some(kernel) = self.0.get(name) {
-            return Ok(*kernel);
-        }
-        let kernel = device.kernel(name)?;
-        self.0.insert(name.to_owned(), kernel);
-        Ok(kernel)
-    }
-}
-
 /// A buffer in device memory. It is freed once the stream is idle.
 #[derive(Debug)]
 pub(crate) struct CudaBuffer {
@@ -457,6 +418,7 @@ pub(crate) struct CudaBuffer {
 
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
+        reach::note_free(self.ptr);
         // SAFETY: waits for launches that may use the memory; no later launch has its address.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.device.context);
@@ -468,14 +430,26 @@ impl Drop for CudaBuffer {
 }
 
 impl CudaBuffer {
-    /// The device address.
-    pub(crate) fn ptr(&self) -> u64 {
-        self.ptr
+    /// The device address, as kernels take it. The caller knows what elements the buffer has.
+    pub(crate) fn ptr<T>(&self) -> DevicePtr<T> {
+        DevicePtr::from_address(self.ptr)
+    }
+
+    /// All of the buffer, as elements `T`.
+    pub(crate) fn slice<T>(&self) -> DeviceSlice<T> {
+        DeviceSlice::new(self.ptr(), self.bytes as usize / size_of::<T>())
     }
 
     /// The size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Notes that the buffer is divided into these parts at present, so that debug builds refuse launches that reach from one into the
+    /// next.
+    pub(crate) fn note_parts<T>(&self, parts: &[DeviceSlice<T>]) {
+        let part = |part: &DeviceSlice<T>| (part.ptr().address(), (part.len() * size_of::<T>()) as u64);
+        reach::note_parts(self.ptr, parts.iter().map(part));
     }
 
     /// Copies `data` to byte `at`, in the order of the stream. The caller may reuse `data` at once.
@@ -520,6 +494,7 @@ unsafe impl Send for Pinned {}
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        reach::note_free(self.ptr as u64);
         // SAFETY: waits for launches and copies that may write to the memory.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.device.context);
@@ -535,6 +510,7 @@ impl Pinned {
         let (bytes, mut ptr) = (bytes.max(16), std::ptr::null_mut());
         // SAFETY: the driver returns memory, which belongs to this value until it is dropped.
         check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, 0) })?;
+        reach::note_allocation(ptr as u64, bytes as u64);
         Ok(Self { device: Arc::clone(device), ptr, bytes })
     }
 

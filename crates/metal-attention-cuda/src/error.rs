@@ -112,6 +112,18 @@ pub enum CudaError {
         /// The driver's message.
         why: String,
     },
+    /// A launch could reach beyond a buffer, so it was refused. Only debug builds check this.
+    #[error("the kernel {kernel} would touch {needed} bytes at `{field}`, which has {available}: please report this")]
+    OutOfBounds {
+        /// The kernel.
+        kernel: &'static str,
+        /// The argument that is the address.
+        field: &'static str,
+        /// Bytes from the address on that the kernel may touch.
+        needed: u64,
+        /// Bytes from the address to the end of its buffer; 0: it is of no buffer.
+        available: u64,
+    },
     /// The [`Watch`](metal_attention_model::Watch) was cancelled.
     #[error("cancelled")]
     Cancelled,
@@ -136,6 +148,7 @@ impl CudaError {
             | Self::TooManyRanks { .. }
             | Self::Indivisible { .. }
             | Self::RanksDiverged
+            | Self::OutOfBounds { .. }
             | Self::Cancelled => self.to_string(),
         }
     }

@@ -11,7 +11,9 @@ use cudarc::driver::sys;
 use crate::CudaError;
 use crate::args::{CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 use crate::device::{CudaBuffer, CudaDevice, check};
+use crate::reach;
 use crate::sharding::{Shard, ShardingPlan};
+use crate::slice::DevicePtr;
 
 /// Words at most that a rank sends another in one exchange. Longer vectors take several exchanges, or chunks.
 const MAX_WORDS: usize = 1 << 20;
@@ -38,6 +40,7 @@ unsafe impl Sync for AbortFlag {}
 
 impl Drop for AbortFlag {
     fn drop(&mut self) {
+        reach::note_free(self.word as u64);
         // SAFETY: all holders of the address hold this object, too.
         unsafe {
             if self.gpu.bind().is_ok() {
@@ -55,14 +58,15 @@ impl AbortFlag {
         // Flags 1 and 2: portable to all devices, and mapped at the same address.
         // SAFETY: the driver returns memory that this object owns until it is dropped.
         check("take pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut word, 16, 3) })?;
+        reach::note_allocation(word as u64, 16);
         let flag = Self { word, gpu: Arc::clone(gpu) };
         flag.set(false);
         Ok(flag)
     }
 
     /// The address of the word, which is the same on all devices.
-    pub(crate) fn address(&self) -> u64 {
-        self.word as u64
+    pub(crate) fn ptr(&self) -> DevicePtr<u32> {
+        DevicePtr::from_address(self.word as u64)
     }
 
     fn word(&self) -> &AtomicU32 {
@@ -96,8 +100,8 @@ pub(crate) struct Exchange {
     pub(crate) capacity: usize,
     /// Chunks that a rank sends another in one phase of an exchange.
     n_chunks: usize,
-    /// Device addresses of all mailboxes; zeros before [`Self::connect`].
-    mailboxes: [u64; MAX_RANKS],
+    /// All mailboxes; null before [`Self::connect`].
+    mailboxes: [DevicePtr<u64>; MAX_RANKS],
     /// The flag of all ranks of the model.
     pub(crate) abort: Arc<AbortFlag>,
     /// The rows of the output head that each rank has.
@@ -138,7 +142,7 @@ impl Exchange {
             exchanges_of_step: 0,
             capacity,
             n_chunks,
-            mailboxes: [0; MAX_RANKS],
+            mailboxes: [DevicePtr::NULL; MAX_RANKS],
             abort: Arc::clone(abort),
             vocabulary,
         })
@@ -150,13 +154,13 @@ impl Exchange {
         mailbox_bytes(plan.n_ranks, capacity, chunks_of(plan.n_ranks, n))
     }
 
-    /// Device address of this rank's mailbox.
-    pub(crate) fn mailbox_address(&self) -> u64 {
+    /// This rank's mailbox.
+    pub(crate) fn mailbox(&self) -> DevicePtr<u64> {
         self.mailbox.ptr()
     }
 
     /// Sets the addresses of all ranks' mailboxes, in the order of the ranks.
-    pub(crate) fn connect(&mut self, mailboxes: &[u64]) {
+    pub(crate) fn connect(&mut self, mailboxes: &[DevicePtr<u64>]) {
         self.mailboxes[..mailboxes.len()].copy_from_slice(mailboxes);
     }
 
@@ -192,7 +196,7 @@ impl Exchange {
         ExchangeArgs {
             mailboxes: self.mailboxes,
             exchanges_done: self.exchanges_done.ptr(),
-            abort: self.abort.address(),
+            abort: self.abort.ptr(),
             rank: self.shard.rank as u32,
             n_ranks: self.shard.plan.n_ranks as u32,
             n_words: (self.capacity + WORDS_OF_CHOICE) as u32,

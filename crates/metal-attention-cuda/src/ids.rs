@@ -15,9 +15,10 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Pinned, check};
+use crate::slice::DevicePtr;
 
 /// Words of each row, used in turn by step number; more than the steps whose ids have not been read yet. `STEPS` of `argmax.cuh`.
-const STEPS: u32 = 16;
+pub(crate) const STEPS: u32 = 16;
 /// Polls of a word between two checks of the stream and of cancellation.
 const POLLS: usize = 200;
 
@@ -47,9 +48,9 @@ impl ChosenIds {
         Ok(Self { words, n_rows, number: 0, on_device, counted: vec![0; n_rows] })
     }
 
-    /// The device address of the words.
-    pub(crate) fn ptr(&self) -> u64 {
-        self.words.ptr() as u64
+    /// The words, as kernels take them.
+    pub(crate) fn ptr(&self) -> DevicePtr<u64> {
+        DevicePtr::from_address(self.words.ptr() as u64)
     }
 
     /// Assigns numbers to `n` further steps, of the persistent kernel, and returns the first.
@@ -59,8 +60,8 @@ impl ChosenIds {
         first
     }
 
-    /// The device address of the counters.
-    pub(crate) fn numbers_of_rows(&self) -> u64 {
+    /// The counters.
+    pub(crate) fn numbers_of_rows(&self) -> DevicePtr<u32> {
         self.on_device.ptr()
     }
 

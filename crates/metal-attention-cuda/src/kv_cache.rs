@@ -12,6 +12,7 @@ use metal_attention_model::{BatchToken, CacheGroups, CacheType, ModelSpec, PAGE,
 use crate::CudaError;
 use crate::args::PagesArgs;
 use crate::device::{CudaBuffer, CudaDevice};
+use crate::slice::DevicePtr;
 
 /// The KV cache of a model, or of one rank's shard of it.
 #[derive(Debug)]
@@ -80,17 +81,17 @@ impl CudaKvCache {
         })
     }
 
-    /// The addresses of the keys and the values that layer `i` reads; 0 for a layer that reads none.
-    pub(crate) fn layer_addresses(&self, i: usize) -> [u64; 2] {
+    /// The keys and the values that layer `i` reads, F16 or F32; null for a layer that reads none.
+    pub(crate) fn layer_pages(&self, i: usize) -> [DevicePtr<u8>; 2] {
         let cache = self.layers[self.sources[i]].as_ref();
-        cache.map_or([0; 2], |cache| [cache.buffers[0].ptr(), cache.buffers[1].ptr()])
+        cache.map_or([DevicePtr::NULL; 2], |cache| [cache.buffers[0].ptr(), cache.buffers[1].ptr()])
     }
 
     /// The page tables of the cache group of layer `i`, `[n_seq, max_pages]`.
     pub(crate) fn page_table_of_layer(&self, i: usize) -> PagesArgs {
         let group = self.groups[i];
         PagesArgs {
-            pages: self.table.ptr() + (4 * group * self.n_seq * self.max_pages) as u64,
+            pages: self.table.slice().skip(group * self.n_seq * self.max_pages).ptr(),
             n_pages: self.max_pages as u32,
             unused: 0,
         }

@@ -3,13 +3,14 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use bytemuck::Pod;
 use cudarc::driver::sys::{
     self, CUgraphExec, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUstreamCaptureMode,
 };
 
 use crate::CudaError;
-use crate::device::{CudaDevice, Kernel, check};
+use crate::device::{CudaDevice, check};
+use crate::kernels::Kernel;
+use crate::reach::{self, KernelArgs, Launch};
 
 /// The size of a launch.
 #[derive(Debug, Clone, Copy)]
@@ -36,15 +37,22 @@ pub(crate) enum LaunchOrder {
 }
 
 impl CudaDevice {
-    /// Appends a launch of `kernel` to the stream. `args` is the kernel's only parameter, a structure of `args.rs`. Does not
-    /// wait.
-    pub(crate) fn launch<A: Pod>(
+    /// Appends a launch of `kernel` to the stream. `args` is the kernel's only parameter. Does not wait. In debug builds an error if
+    /// the launch may reach beyond a buffer ([`KernelArgs::reach`]).
+    ///
+    /// # Safety
+    /// The addresses in `args` are null where the kernel allows it, or of memory that is freed only after the stream has been awaited
+    /// (`CudaBuffer::drop` does so) and that has what the kernel touches: what [`KernelArgs::reach`] states, and beyond it what indices
+    /// in device memory select, that is, pages of the KV cache, state slots, positions of the RoPE table, rows and items. The grid is one
+    /// that the kernel supports.
+    pub(crate) unsafe fn launch<A: KernelArgs>(
         &self,
-        kernel: Kernel,
+        kernel: Kernel<A>,
         grid: LaunchGrid,
         args: &A,
         start: LaunchOrder,
     ) -> Result<(), CudaError> {
+        reach::check(&Launch { kernel: kernel.entry.name, grid }, args)?;
         let blocks = grid.blocks.map(|n| u32::try_from(n).expect("as many blocks as a grid can have"));
         // SAFETY: an attribute of zeros has no effect.
         let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
@@ -74,10 +82,10 @@ impl CudaDevice {
             numAttrs: u32::from(has_attribute),
         };
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel takes one structure, which `args.rs` declares with the same layout. Buffers whose addresses it
-        // contains are freed only after the stream is idle (`CudaBuffer::drop`).
+        // SAFETY: the kernel takes one `A`: the table of `kernels.rs` says so, and `args_layout.cuh` holds its C++ structure to the same
+        // layout. What its addresses are of is the caller's promise.
         check("run a kernel", unsafe {
-            sys::cuLaunchKernelEx(&raw const config, kernel.0, params.as_mut_ptr(), std::ptr::null_mut())
+            sys::cuLaunchKernelEx(&raw const config, kernel.function, params.as_mut_ptr(), std::ptr::null_mut())
         })
     }
 

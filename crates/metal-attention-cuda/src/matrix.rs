@@ -12,7 +12,8 @@ use metal_attention_gguf::{Tensor, TensorType};
 use crate::CudaError;
 use crate::args::{MatrixArgs, RepackArgs};
 use crate::codes::{self, ScaleGroupsFn};
-use crate::device::{CudaBuffer, CudaDevice, Kernels};
+use crate::device::{CudaBuffer, CudaDevice};
+use crate::kernels::{self, EntryPoint, Kernel, Kernels};
 use crate::launch::{LaunchGrid, LaunchOrder};
 
 /// Rows of a tile.
@@ -45,8 +46,8 @@ pub(crate) enum WeightLayout {
 /// Where and how tensors of a type are repacked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Packing {
-    /// By a kernel, to this layout.
-    OnDevice(WeightLayout),
+    /// By this kernel, to this layout.
+    OnDevice(WeightLayout, EntryPoint<RepackArgs>),
     /// By the host, to 8-bit codes and scales; the function gives the scales of a row.
     Codes(ScaleGroupsFn),
     /// By the host, with minimums, too.
@@ -56,13 +57,14 @@ pub(crate) enum Packing {
 /// How tensors of type `ty` are repacked.
 pub(crate) fn packing(ty: TensorType) -> Packing {
     match ty {
-        TensorType::F16 => Packing::OnDevice(WeightLayout::F16),
-        TensorType::F32 | TensorType::BF16 => Packing::OnDevice(WeightLayout::F32),
-        TensorType::Q8_0 => Packing::OnDevice(WeightLayout::Q8_0),
-        TensorType::Q4_0 => Packing::OnDevice(WeightLayout::Q4_0),
-        TensorType::Q4_K => Packing::OnDevice(WeightLayout::Q4K),
-        TensorType::Q5_K => Packing::OnDevice(WeightLayout::Q5K),
-        TensorType::Q6_K => Packing::OnDevice(WeightLayout::Q6K),
+        TensorType::F16 => Packing::OnDevice(WeightLayout::F16, kernels::REPACK_F16),
+        TensorType::F32 => Packing::OnDevice(WeightLayout::F32, kernels::REPACK_F32),
+        TensorType::BF16 => Packing::OnDevice(WeightLayout::F32, kernels::REPACK_BF16),
+        TensorType::Q8_0 => Packing::OnDevice(WeightLayout::Q8_0, kernels::REPACK_Q8_0),
+        TensorType::Q4_0 => Packing::OnDevice(WeightLayout::Q4_0, kernels::REPACK_Q4_0),
+        TensorType::Q4_K => Packing::OnDevice(WeightLayout::Q4K, kernels::REPACK_Q4_K),
+        TensorType::Q5_K => Packing::OnDevice(WeightLayout::Q5K, kernels::REPACK_Q5_K),
+        TensorType::Q6_K => Packing::OnDevice(WeightLayout::Q6K, kernels::REPACK_Q6_K),
         TensorType::Q4_1 => Packing::CodesAndMins(codes::q4_1),
         TensorType::Q5_0 => Packing::Codes(codes::q5_0),
         TensorType::Q5_1 => Packing::CodesAndMins(codes::q5_1),
@@ -99,7 +101,7 @@ impl WeightLayout {
     /// The layout of tensors of type `ty`.
     pub(crate) fn of(ty: TensorType) -> Self {
         match packing(ty) {
-            Packing::OnDevice(format) => format,
+            Packing::OnDevice(format, _) => format,
             Packing::Codes(_) => Self::Codes,
             Packing::CodesAndMins(_) => Self::CodesAndMins,
         }
@@ -127,6 +129,29 @@ impl WeightLayout {
             Self::Q6K | Self::Codes | Self::CodesAndMins => true,
             Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::F16 | Self::F32 => false,
         }
+    }
+
+    /// All layouts, in the order of their numbers.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::F16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::F32,
+        Self::Codes,
+        Self::CodesAndMins,
+    ];
+
+    /// The layout with this number in `MatrixArgs::format`.
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|layout| *layout as u32 == code)
+    }
+
+    /// The layout with this name.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|layout| layout.name() == name)
     }
 
     /// The layout's name in kernel names.
@@ -162,7 +187,7 @@ impl WeightLayout {
 
     /// Bytes of a tile of `n_panels` panels. These fill whole records: rows of K-quants are multiples of 256 elements, four
     /// panels.
-    fn tile_bytes(self, n_panels: usize) -> usize {
+    pub(crate) fn tile_bytes(self, n_panels: usize) -> usize {
         let RecordShape { panels, bytes } = self.record();
         n_panels / panels * bytes
     }
@@ -260,24 +285,22 @@ impl CudaMatrix {
     ) -> Result<(), CudaError> {
         let at = first_tile as u64 * self.layout.tile_bytes(self.n_in.div_ceil(PANEL)) as u64;
         match packing(tensor.ty()) {
-            Packing::OnDevice(_) => self.repack_on_device(gpu, kernels, tensor, at),
+            Packing::OnDevice(_, entry) => self.repack_on_device(gpu, kernels.get(gpu, entry)?, tensor, at),
             Packing::Codes(groups_of) => self.repack_on_host(gpu, tensor, groups_of, false, at),
             Packing::CodesAndMins(groups_of) => self.repack_on_host(gpu, tensor, groups_of, true, at),
         }
     }
 
-    /// Uploads the rows of `tensor` and repacks them with a kernel, to byte `at` and on.
+    /// Uploads the rows of `tensor` and repacks them with `kernel`, to byte `at` and on.
     fn repack_on_device(
         &self,
         gpu: &Arc<CudaDevice>,
-        kernels: &mut Kernels,
+        kernel: Kernel<RepackArgs>,
         tensor: &Tensor,
         at: u64,
     ) -> Result<(), CudaError> {
-        let name = if tensor.ty() == TensorType::BF16 { "bf16" } else { self.layout.name() };
-        let kernel = kernels.get(gpu, &format!("repack_{name}"))?;
         let (n_rows, n_panels) = (tensor.n_rows(), self.n_in.div_ceil(PANEL));
-        let tile_bytes = self.layout.tile_bytes(n_panels) as u64;
+        let tile_bytes = self.layout.tile_bytes(n_panels);
         let row_bytes = tensor.bytes().len() / n_rows.max(1);
         let rows_at_once = (UPLOAD_BYTES / row_bytes.max(1)).next_multiple_of(TILE).max(TILE);
         let raw = gpu.buffer("weights to repack", (rows_at_once.min(n_rows) * row_bytes) as u64)?;
@@ -288,19 +311,16 @@ impl CudaMatrix {
             let rows = rows.len() / row_bytes;
             let args = RepackArgs {
                 raw: raw.ptr(),
-                records: self.records.ptr() + at + tile as u64 * tile_bytes,
+                records: self.records.slice().skip(at as usize + tile * tile_bytes).ptr(),
                 n_rows: rows as u32,
                 n_in: self.n_in as u32,
                 n_panels: n_panels as u32,
                 row_bytes: row_bytes as u32,
             };
             let n_warps = rows.div_ceil(TILE) * n_panels;
-            gpu.launch(
-                kernel,
-                LaunchGrid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 },
-                &args,
-                LaunchOrder::AfterPrevious,
-            )?;
+            let grid = LaunchGrid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 };
+            // SAFETY: `raw` has the rows, and `records` from there on their tiles; `raw` is freed after the stream is awaited.
+            unsafe { gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious)? };
         }
         Ok(())
     }

@@ -34,17 +34,18 @@ mod top_k;
 
 use std::sync::Arc;
 
-use bytemuck::Pod;
 use metal_attention_model::ModelSpec;
 
 use crate::CudaError;
 use crate::activations::Activations;
-use crate::device::{CudaBuffer, CudaDevice, Kernels};
+use crate::device::{CudaBuffer, CudaDevice};
 use crate::exchange::Exchange;
 use crate::ids::ChosenIds;
+use crate::kernels::{EntryPoint, Kernels};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::profile::Timers;
+use crate::reach::KernelArgs;
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::weights::CudaWeights;
 
@@ -121,15 +122,25 @@ pub(crate) struct MicroBatch<'a> {
 }
 
 impl ModelRunner {
-    /// Launches the kernel `name`. `label` is shown after the name in a profile.
-    fn launch<A: Pod>(&mut self, name: &str, label: &str, grid: LaunchGrid, args: &A) -> Result<(), CudaError> {
-        let kernel = self.kernels.get(&self.gpu, name)?;
+    /// Launches a kernel. `label` is shown after its name in a profile.
+    fn launch<A: KernelArgs>(
+        &mut self,
+        entry: EntryPoint<A>,
+        label: &str,
+        grid: LaunchGrid,
+        args: &A,
+    ) -> Result<(), CudaError> {
+        let kernel = self.kernels.get(&self.gpu, entry)?;
         self.n_launches += 1;
+        // SAFETY: the files of this folder make all `args` from slices of buffers that the executor holds as long as this runner: weights,
+        // caches and `buffers`, which are sized for the largest micro-batch. Pages and state slots are checked by `PageTable::check`,
+        // `CudaRecurrentStates::write` and `check_batch` before they are uploaded.
+        let launch = |order: LaunchOrder| unsafe { self.gpu.launch(kernel, grid, args, order) };
         match &mut self.timers {
-            None => self.gpu.launch(kernel, grid, args, LaunchOrder::Overlapped),
-            Some(timers) => timers.around(format!("{name} {label}").trim_end(), || {
-                self.gpu.launch(kernel, grid, args, LaunchOrder::AfterPrevious)
-            }),
+            None => launch(LaunchOrder::Overlapped),
+            Some(timers) => {
+                timers.around(format!("{} {label}", entry.name).trim_end(), || launch(LaunchOrder::AfterPrevious))
+            }
         }
     }
 

@@ -7,8 +7,10 @@ use metal_attention_gguf::Tensor;
 
 use crate::CudaError;
 use crate::args::MatrixArgs;
-use crate::device::{CudaBuffer, CudaDevice, Kernels};
+use crate::device::{CudaBuffer, CudaDevice};
+use crate::kernels::Kernels;
 use crate::matrix::{CudaMatrix, WeightLayout};
+use crate::slice::DevicePtr;
 
 /// Matrices `[n, n_rows, n_in]`. The rows of each are padded to whole tiles.
 #[derive(Debug)]
@@ -53,9 +55,9 @@ impl CudaStack {
         (MatrixArgs { n_rows: self.n_rows as u32, ..self.all.args(0) }, self.all.tile_bytes() as u32)
     }
 
-    /// The address of the biases, or 0.
-    pub(crate) fn bias(&self) -> u64 {
-        self.bias.as_ref().map_or(0, CudaBuffer::ptr)
+    /// The biases, or null.
+    pub(crate) fn bias(&self) -> DevicePtr<f32> {
+        self.bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr)
     }
 
     /// The layout of all matrices.

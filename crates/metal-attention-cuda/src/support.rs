@@ -10,6 +10,7 @@ use metal_attention_model::{
 use crate::CudaError;
 use crate::args::HeadArgs;
 use crate::matrix::WeightLayout;
+use crate::slice::DevicePtr;
 
 /// Most elements of a head for the kernels that load whole KV pages.
 const MAX_PAGED_HEAD_DIM: usize = 256;
@@ -293,9 +294,9 @@ pub(crate) fn head_codes(a: &AttentionSpec) -> Result<HeadArgs, &'static str> {
         },
     };
     Ok(HeadArgs {
-        q_norm: 0,
-        k_norm: 0,
-        rope: 0,
+        q_norm: DevicePtr::NULL,
+        k_norm: DevicePtr::NULL,
+        rope: DevicePtr::NULL,
         norm,
         norm_after_rope: u32::from(norm_after_rope),
         rotation,

@@ -259,7 +259,7 @@ impl TensorParallelExecutor {
         // Shards and devices may differ, but all ranks have to make the same launches, or their exchanges would not match.
         let steps_per_launch = passes.iter().map(|pass| pass.steps_per_launch(0)).min().unwrap_or(0);
         let mailboxes: Vec<_> = passes.iter().filter_map(|pass| pass.runner.exchange.as_ref()).collect();
-        let mailboxes: Vec<u64> = mailboxes.into_iter().map(Exchange::mailbox_address).collect();
+        let mailboxes: Vec<_> = mailboxes.into_iter().map(Exchange::mailbox).collect();
         let mut memory = MemoryUse { weights: 0, kv_cache: 0, scratch: 0 };
         for pass in &mut passes {
             pass.limit_steps_per_launch(steps_per_launch);

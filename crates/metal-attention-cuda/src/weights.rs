@@ -27,10 +27,12 @@ pub(crate) use recurrent::{
 };
 
 use crate::CudaError;
-use crate::device::{CudaBuffer, CudaDevice, Kernels};
+use crate::device::{CudaBuffer, CudaDevice};
+use crate::kernels::Kernels;
 use crate::matrix::{CudaMatrix, TILE};
 use crate::options::distinct_ropes;
 use crate::sharding::Shard;
+use crate::slice::DevicePtr;
 use crate::stack::CudaStack;
 
 /// The weights of a model, or of a rank's shard of it.
@@ -78,9 +80,9 @@ impl CudaJoined {
 }
 
 impl CudaLinear {
-    /// The address of the bias, or 0.
-    pub(crate) fn bias(&self) -> u64 {
-        self.bias.as_ref().map_or(0, CudaBuffer::ptr)
+    /// The bias, or null.
+    pub(crate) fn bias(&self) -> DevicePtr<f32> {
+        self.bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr)
     }
 }
 
@@ -247,10 +249,10 @@ impl Loader<'_> {
         values.map(|values| self.vector(values)).transpose()
     }
 
-    /// The address of the RoPE table, or 0.
-    fn rope(&self, rope: Option<&Rope>) -> u64 {
+    /// The RoPE table, or null.
+    fn rope(&self, rope: Option<&Rope>) -> DevicePtr<[f32; 2]> {
         let table = rope.and_then(|rope| self.ropes.iter().find(|(known, _)| known == rope));
-        table.map_or(0, |(_, table)| table.ptr())
+        table.map_or(DevicePtr::NULL, |(_, table)| table.ptr())
     }
 
     /// Uploads a norm, if there is one.

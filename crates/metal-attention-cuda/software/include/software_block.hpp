@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <type_traits>
 #include <vector>
 
 namespace software {
@@ -116,6 +117,10 @@ struct Kernel {
 };
 
 template <typename Argument> constexpr size_t argument_size(void (*)(Argument)) { return sizeof(Argument); }
+// Whether a kernel takes an `Args`.
+template <typename Args, typename Argument> constexpr bool takes(void (*)(Argument)) {
+    return std::is_same<typename std::remove_const<Argument>::type, Args>::value;
+}
 template <auto KERNEL> struct Call;
 template <typename Argument, void (*KERNEL)(Argument)> struct Call<KERNEL> {
     static void run(const void* argument) { KERNEL(*(const Argument*)argument); }

@@ -1,72 +1,11 @@
 //! Arguments of the kernels of recurrent mixers and of RWKV's channel mix (`recurrence.cuh` and the files that include it).
+//!
+//! Which tokens and states a run has is known to the device alone. The reach of a scan is stated as if each run had one token, as in
+//! a decode step, where it is exact but for the state slots.
 
-use bytemuck::{Pod, Zeroable};
-
-use super::MatrixArgs;
-
-/// The runs of a micro-batch and their segments: `Runs` of `recurrence.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct RunsArgs {
-    pub(crate) runs: u64,
-    pub(crate) segments: u64,
-}
-
-/// The recurrent states of a layer: `States` of `recurrence.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct StatesArgs {
-    pub(crate) states: u64,
-    pub(crate) stride: u32,
-    pub(crate) first: u32,
-}
-
-/// Some columns of rows: `Rows` of `recurrence.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct RowsArgs {
-    pub(crate) rows: u64,
-    pub(crate) stride: u32,
-    pub(crate) first: u32,
-}
-
-impl RowsArgs {
-    /// The columns from `first` on of the rows at `rows`, with `stride` elements from a row to the next one.
-    pub(crate) fn new(rows: u64, stride: usize, first: usize) -> Self {
-        Self { rows, stride: stride as u32, first: first as u32 }
-    }
-}
-
-/// What every scan takes: `Scan` of `recurrence.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct ScanArgs {
-    pub(crate) runs: RunsArgs,
-    pub(crate) states: StatesArgs,
-    pub(crate) out: u64,
-    pub(crate) n_head: u32,
-    pub(crate) key_dim: u32,
-    pub(crate) value_dim: u32,
-    pub(crate) tile: u32,
-}
-
-/// Arguments of the short convolution (`recurrence.cuh`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct ConvolutionArgs {
-    pub(crate) runs: RunsArgs,
-    pub(crate) states: StatesArgs,
-    pub(crate) x: RowsArgs,
-    pub(crate) taps: u64,
-    pub(crate) bias: u64,
-    pub(crate) out: u64,
-    pub(crate) channels: u32,
-    pub(crate) n_tap: u32,
-    pub(crate) block: u32,
-    pub(crate) step: u32,
-    pub(crate) gated: u32,
-    pub(crate) unused: u32,
-}
+use super::{MatrixArgs, kernel_args};
+use crate::reach::{KernelArgs, Launch, Reach};
+use crate::slice::{DevicePtr, DeviceSlice};
 
 /// The norm of a group: `Kind` of `recurrence.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,27 +27,6 @@ pub(crate) enum OutputGate {
     Sigmoid = 3,
 }
 
-/// Arguments of the norm of groups of a row (`recurrence.cuh`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct GroupNormArgs {
-    pub(crate) x: u64,
-    pub(crate) out: u64,
-    pub(crate) weight: u64,
-    pub(crate) bias: u64,
-    pub(crate) gate: RowsArgs,
-    pub(crate) r: u64,
-    pub(crate) k: u64,
-    pub(crate) v: u64,
-    pub(crate) factor: u64,
-    pub(crate) n: u32,
-    pub(crate) n_group: u32,
-    pub(crate) of_groups: u32,
-    pub(crate) norm: u32,
-    pub(crate) gate_kind: u32,
-    pub(crate) eps: f32,
-}
-
 /// A function of each element: `Function` of `recurrent.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -118,148 +36,6 @@ pub(crate) enum ElementwiseFunction {
     Squared = 2,
     /// `x = sigmoid(with) x`
     SigmoidTimes = 3,
-}
-
-/// Arguments of an elementwise function (`of_each` of `recurrent.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct FunctionArgs {
-    pub(crate) x: u64,
-    pub(crate) with: u64,
-    pub(crate) n: u32,
-    pub(crate) function: u32,
-}
-
-/// The further arguments of a scan that is fused with convolution and norm: `FusedDecode` of `recurrence.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct FusedDecodeArgs {
-    pub(crate) convolution: ConvolutionArgs,
-    pub(crate) norm: GroupNormArgs,
-    pub(crate) tickets: u64,
-}
-
-/// Arguments of the fused delta rule (`delta_rule.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct FusedDeltaRuleArgs {
-    pub(crate) args: DeltaRuleArgs,
-    pub(crate) fused: FusedDecodeArgs,
-}
-
-/// Arguments of the fused Mamba-2 (`mamba2.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct FusedMamba2Args {
-    pub(crate) args: Mamba2Args,
-    pub(crate) fused: FusedDecodeArgs,
-}
-
-/// Arguments of the delta rule (`delta_rule.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct DeltaRuleArgs {
-    pub(crate) scan: ScanArgs,
-    pub(crate) x: RowsArgs,
-    pub(crate) beta: RowsArgs,
-    pub(crate) decay: RowsArgs,
-    pub(crate) a: u64,
-    pub(crate) dt_bias: u64,
-    pub(crate) n_head_k: u32,
-    pub(crate) heads_of_key: u32,
-    pub(crate) unused: u32,
-    pub(crate) eps: f32,
-}
-
-/// Arguments of Mamba-2's scan (`mamba2.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct Mamba2Args {
-    pub(crate) scan: ScanArgs,
-    pub(crate) x: RowsArgs,
-    pub(crate) b: RowsArgs,
-    pub(crate) c: RowsArgs,
-    pub(crate) dt: RowsArgs,
-    pub(crate) gate: RowsArgs,
-    pub(crate) dt_bias: u64,
-    pub(crate) a: u64,
-    pub(crate) d: u64,
-    pub(crate) heads_of_group: u32,
-    pub(crate) gate_step: u32,
-}
-
-/// Arguments of Mamba's selection (`mamba.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct SelectArgs {
-    pub(crate) chosen: u64,
-    pub(crate) dt: u64,
-    pub(crate) bc: u64,
-    pub(crate) weights: [u64; 3],
-    pub(crate) n: u32,
-    pub(crate) rank: u32,
-    pub(crate) d_state: u32,
-    pub(crate) at: [u32; 3],
-    pub(crate) eps: f32,
-    pub(crate) unused: u32,
-}
-
-/// Arguments of Mamba's scan (`mamba.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct MambaArgs {
-    pub(crate) scan: ScanArgs,
-    pub(crate) x: u64,
-    pub(crate) dt: u64,
-    pub(crate) bc: u64,
-    pub(crate) gate: RowsArgs,
-    pub(crate) dt_bias: u64,
-    pub(crate) a: u64,
-    pub(crate) d: u64,
-}
-
-/// Arguments of the token shift (`rwkv.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct TokenShiftArgs {
-    pub(crate) runs: RunsArgs,
-    pub(crate) states: StatesArgs,
-    pub(crate) x: u64,
-    pub(crate) lerps: u64,
-    pub(crate) more: u64,
-    pub(crate) out: u64,
-    pub(crate) width: u32,
-    pub(crate) n_mix: u32,
-    pub(crate) n_tokens: u32,
-    pub(crate) advance: u32,
-}
-
-/// Arguments of RWKV-6's scan (`rwkv.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct Rwkv6Args {
-    pub(crate) scan: ScanArgs,
-    pub(crate) r: u64,
-    pub(crate) k: u64,
-    pub(crate) v: u64,
-    pub(crate) decay: u64,
-    pub(crate) decay_bias: u64,
-    pub(crate) bonus: u64,
-    pub(crate) n_head_kv: u32,
-    pub(crate) unused: u32,
-}
-
-/// One of several independent products of a single token: `SideProduct` of `rwkv.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct SideProductArgs {
-    pub(crate) matrix: MatrixArgs,
-    pub(crate) x: u64,
-    pub(crate) y: u64,
-    pub(crate) n_in: u32,
-    pub(crate) end: u32,
-    pub(crate) warps_per_tile: u32,
-    pub(crate) function: u32,
 }
 
 /// The function on such a product's input: `InputFunction` of `rwkv.cu`.
@@ -274,42 +50,482 @@ pub(crate) enum InputFunction {
 /// Most products of one launch.
 pub(crate) const MAX_SIDE_PRODUCTS: usize = 8;
 
-/// Arguments of several independent products (`side_products` of `rwkv.cu`); those after the last have no blocks.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct SideProductsArgs {
-    pub(crate) products: [SideProductArgs; MAX_SIDE_PRODUCTS],
+kernel_args! {
+    /// The runs of a micro-batch and their segments: `Runs` of `recurrence.cuh`.
+    pub(crate) struct RunsArgs = "Runs" in "recurrence.cuh" {
+        pub(crate) runs: DevicePtr<[u32; 4]>,
+        pub(crate) segments: DevicePtr<[u32; 4]>,
+    }
+
+    /// The recurrent states of a layer: `States` of `recurrence.cuh`.
+    pub(crate) struct StatesArgs = "States" in "recurrence.cuh" {
+        pub(crate) states: DevicePtr<f32>,
+        pub(crate) stride: u32,
+        pub(crate) first: u32,
+    }
+
+    /// Some columns of rows: `Rows` of `recurrence.cuh`.
+    pub(crate) struct RowsArgs = "Rows" in "recurrence.cuh" {
+        pub(crate) rows: DevicePtr<f32>,
+        pub(crate) stride: u32,
+        pub(crate) first: u32,
+    }
+
+    /// What every scan takes: `Scan` of `recurrence.cuh`.
+    pub(crate) struct ScanArgs = "Scan" in "recurrence.cuh" {
+        pub(crate) runs: RunsArgs,
+        pub(crate) states: StatesArgs,
+        pub(crate) out: DevicePtr<f32>,
+        pub(crate) n_head: u32,
+        pub(crate) key_dim: u32,
+        pub(crate) value_dim: u32,
+        pub(crate) tile: u32,
+    }
+
+    /// Arguments of the short convolution (`recurrence.cuh`).
+    pub(crate) struct ConvolutionArgs = "ConvolutionArgs" in "recurrence.cuh" {
+        pub(crate) runs: RunsArgs,
+        pub(crate) states: StatesArgs,
+        pub(crate) x: RowsArgs,
+        pub(crate) taps: DevicePtr<f32>,
+        pub(crate) bias: DevicePtr<f32>,
+        pub(crate) out: DevicePtr<f32>,
+        pub(crate) channels: u32,
+        pub(crate) n_tap: u32,
+        pub(crate) block: u32,
+        pub(crate) step: u32,
+        pub(crate) gated: u32,
+        pub(crate) unused: u32,
+    }
+
+    /// Arguments of the norm of groups of a row (`recurrence.cuh`).
+    pub(crate) struct GroupNormArgs = "GroupNormArgs" in "recurrence.cuh" {
+        pub(crate) x: DevicePtr<f32>,
+        pub(crate) out: DevicePtr<f32>,
+        pub(crate) weight: DevicePtr<f32>,
+        pub(crate) bias: DevicePtr<f32>,
+        pub(crate) gate: RowsArgs,
+        pub(crate) r: DevicePtr<f32>,
+        pub(crate) k: DevicePtr<f32>,
+        pub(crate) v: DevicePtr<f32>,
+        pub(crate) factor: DevicePtr<f32>,
+        pub(crate) n: u32,
+        pub(crate) n_group: u32,
+        pub(crate) of_groups: u32,
+        pub(crate) norm: u32,
+        pub(crate) gate_kind: u32,
+        pub(crate) eps: f32,
+    }
+
+    /// Arguments of an elementwise function (`of_each` of `recurrent.cu`).
+    pub(crate) struct FunctionArgs = "FunctionArgs" in "recurrent.cu" {
+        pub(crate) x: DevicePtr<f32>,
+        pub(crate) with: DevicePtr<f32>,
+        pub(crate) n: u32,
+        pub(crate) function: u32,
+    }
+
+    /// The further arguments of a scan that is fused with convolution and norm: `FusedDecode` of `recurrence.cuh`.
+    pub(crate) struct FusedDecodeArgs = "FusedDecode" in "recurrence.cuh" {
+        pub(crate) convolution: ConvolutionArgs,
+        pub(crate) norm: GroupNormArgs,
+        pub(crate) tickets: DevicePtr<u32>,
+    }
+
+    /// Arguments of the fused delta rule (`delta_rule.cu`).
+    pub(crate) struct FusedDeltaRuleArgs = "FusedDeltaRuleArgs" in "delta_rule.cu" {
+        pub(crate) args: DeltaRuleArgs,
+        pub(crate) fused: FusedDecodeArgs,
+    }
+
+    /// Arguments of the fused Mamba-2 (`mamba2.cu`).
+    pub(crate) struct FusedMamba2Args = "FusedMamba2Args" in "mamba2.cu" {
+        pub(crate) args: Mamba2Args,
+        pub(crate) fused: FusedDecodeArgs,
+    }
+
+    /// Arguments of the delta rule (`delta_rule.cu`).
+    pub(crate) struct DeltaRuleArgs = "DeltaRuleArgs" in "delta_rule.cu" {
+        pub(crate) scan: ScanArgs,
+        pub(crate) x: RowsArgs,
+        pub(crate) beta: RowsArgs,
+        pub(crate) decay: RowsArgs,
+        pub(crate) a: DevicePtr<f32>,
+        pub(crate) dt_bias: DevicePtr<f32>,
+        pub(crate) n_head_k: u32,
+        pub(crate) heads_of_key: u32,
+        pub(crate) unused: u32,
+        pub(crate) eps: f32,
+    }
+
+    /// Arguments of Mamba-2's scan (`mamba2.cu`).
+    pub(crate) struct Mamba2Args = "Mamba2Args" in "mamba2.cu" {
+        pub(crate) scan: ScanArgs,
+        pub(crate) x: RowsArgs,
+        pub(crate) b: RowsArgs,
+        pub(crate) c: RowsArgs,
+        pub(crate) dt: RowsArgs,
+        pub(crate) gate: RowsArgs,
+        pub(crate) dt_bias: DevicePtr<f32>,
+        pub(crate) a: DevicePtr<f32>,
+        pub(crate) d: DevicePtr<f32>,
+        pub(crate) heads_of_group: u32,
+        pub(crate) gate_step: u32,
+    }
+
+    /// Arguments of Mamba's selection (`mamba.cu`).
+    pub(crate) struct SelectArgs = "SelectArgs" in "mamba.cu" {
+        pub(crate) chosen: DevicePtr<f32>,
+        pub(crate) dt: DevicePtr<f32>,
+        pub(crate) bc: DevicePtr<f32>,
+        pub(crate) weights: [DevicePtr<f32>; 3],
+        pub(crate) n: u32,
+        pub(crate) rank: u32,
+        pub(crate) d_state: u32,
+        pub(crate) at: [u32; 3],
+        pub(crate) eps: f32,
+        pub(crate) unused: u32,
+    }
+
+    /// Arguments of Mamba's scan (`mamba.cu`).
+    pub(crate) struct MambaArgs = "MambaArgs" in "mamba.cu" {
+        pub(crate) scan: ScanArgs,
+        pub(crate) x: DevicePtr<f32>,
+        pub(crate) dt: DevicePtr<f32>,
+        pub(crate) bc: DevicePtr<f32>,
+        pub(crate) gate: RowsArgs,
+        pub(crate) dt_bias: DevicePtr<f32>,
+        pub(crate) a: DevicePtr<f32>,
+        pub(crate) d: DevicePtr<f32>,
+    }
+
+    /// Arguments of the token shift (`rwkv.cu`).
+    pub(crate) struct TokenShiftArgs = "TokenShiftArgs" in "rwkv.cu" {
+        pub(crate) runs: RunsArgs,
+        pub(crate) states: StatesArgs,
+        pub(crate) x: DevicePtr<f32>,
+        pub(crate) lerps: DevicePtr<f32>,
+        pub(crate) more: DevicePtr<f32>,
+        pub(crate) out: DevicePtr<f32>,
+        pub(crate) width: u32,
+        pub(crate) n_mix: u32,
+        pub(crate) n_tokens: u32,
+        pub(crate) advance: u32,
+    }
+
+    /// Arguments of RWKV-6's scan (`rwkv.cu`).
+    pub(crate) struct Rwkv6Args = "Rwkv6Args" in "rwkv.cu" {
+        pub(crate) scan: ScanArgs,
+        pub(crate) r: DevicePtr<f32>,
+        pub(crate) k: DevicePtr<f32>,
+        pub(crate) v: DevicePtr<f32>,
+        pub(crate) decay: DevicePtr<f32>,
+        pub(crate) decay_bias: DevicePtr<f32>,
+        pub(crate) bonus: DevicePtr<f32>,
+        pub(crate) n_head_kv: u32,
+        pub(crate) unused: u32,
+    }
+
+    /// One of several independent products of a single token: `SideProduct` of `rwkv.cu`.
+    pub(crate) struct SideProductArgs = "SideProduct" in "rwkv.cu" {
+        pub(crate) matrix: MatrixArgs,
+        pub(crate) x: DevicePtr<f32>,
+        pub(crate) y: DevicePtr<f32>,
+        pub(crate) n_in: u32,
+        pub(crate) end: u32,
+        pub(crate) warps_per_tile: u32,
+        pub(crate) function: u32,
+    }
+
+    /// Arguments of several independent products (`side_products` of `rwkv.cu`); those after the last have no blocks.
+    pub(crate) struct SideProductsArgs = "SideProductsArgs" in "rwkv.cu" {
+        pub(crate) products: [SideProductArgs; MAX_SIDE_PRODUCTS],
+    }
+
+    /// Arguments of the kernel that prepares RWKV-7's scan (`rwkv.cu`).
+    pub(crate) struct Rwkv7InputsArgs = "Rwkv7InputsArgs" in "rwkv.cu" {
+        pub(crate) decay: DevicePtr<f32>,
+        pub(crate) rate: DevicePtr<f32>,
+        pub(crate) k: DevicePtr<f32>,
+        pub(crate) v: DevicePtr<f32>,
+        pub(crate) kappa: DevicePtr<f32>,
+        pub(crate) decay_bias: DevicePtr<f32>,
+        pub(crate) rate_bias: DevicePtr<f32>,
+        pub(crate) removed: DevicePtr<f32>,
+        pub(crate) kept: DevicePtr<f32>,
+        pub(crate) first_value: DevicePtr<f32>,
+        pub(crate) value_mix: DevicePtr<f32>,
+        pub(crate) value_bias: DevicePtr<f32>,
+        pub(crate) n_head: u32,
+        pub(crate) head_dim: u32,
+    }
+
+    /// Arguments of RWKV-7's scan (`rwkv.cu`).
+    pub(crate) struct Rwkv7Args = "Rwkv7Args" in "rwkv.cu" {
+        pub(crate) scan: ScanArgs,
+        pub(crate) r: DevicePtr<f32>,
+        pub(crate) decay: DevicePtr<f32>,
+        pub(crate) k: DevicePtr<f32>,
+        pub(crate) v: DevicePtr<f32>,
+        pub(crate) a: DevicePtr<f32>,
+        pub(crate) b: DevicePtr<f32>,
+    }
 }
 
-/// Arguments of the kernel that prepares RWKV-7's scan (`rwkv.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct Rwkv7InputsArgs {
-    pub(crate) decay: u64,
-    pub(crate) rate: u64,
-    pub(crate) k: u64,
-    pub(crate) v: u64,
-    pub(crate) kappa: u64,
-    pub(crate) decay_bias: u64,
-    pub(crate) rate_bias: u64,
-    pub(crate) removed: u64,
-    pub(crate) kept: u64,
-    pub(crate) first_value: u64,
-    pub(crate) value_mix: u64,
-    pub(crate) value_bias: u64,
-    pub(crate) n_head: u32,
-    pub(crate) head_dim: u32,
+impl RowsArgs {
+    /// The columns from `first` on of `rows`, with `stride` elements from a row to the next one.
+    pub(crate) fn new(rows: DeviceSlice<f32>, stride: usize, first: usize) -> Self {
+        Self { rows: rows.ptr(), stride: stride as u32, first: first as u32 }
+    }
+
+    /// States `width` columns of `n` rows.
+    fn reach(&self, field: &'static str, n: usize, width: usize, reach: &mut Reach) {
+        reach.rows(field, self.rows, n, self.stride, self.first as usize + width);
+    }
 }
 
-/// Arguments of RWKV-7's scan (`rwkv.cu`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct Rwkv7Args {
-    pub(crate) scan: ScanArgs,
-    pub(crate) r: u64,
-    pub(crate) decay: u64,
-    pub(crate) k: u64,
-    pub(crate) v: u64,
-    pub(crate) a: u64,
-    pub(crate) b: u64,
+impl RunsArgs {
+    /// States `n` runs of one segment each.
+    fn reach(&self, n: usize, reach: &mut Reach) {
+        reach.array("runs.runs", self.runs, n);
+        reach.array("runs.segments", self.segments, n);
+    }
+}
+
+impl StatesArgs {
+    /// States `n` elements of the first slot.
+    fn reach(&self, n: usize, reach: &mut Reach) {
+        reach.array("states", self.states, self.first as usize + n);
+    }
+}
+
+impl ScanArgs {
+    /// Heads, and elements of a key and of a value.
+    fn sizes(&self) -> [usize; 3] {
+        [self.n_head, self.key_dim, self.value_dim].map(|n| n as usize)
+    }
+
+    /// States the addresses that all scans have; returns the runs, which are tokens in a decode step.
+    fn reach(&self, launch: &Launch, reach: &mut Reach) -> usize {
+        let (n, [n_head, key_dim, value_dim]) = (launch.grid.blocks[1], self.sizes());
+        self.runs.reach(n, reach);
+        self.states.reach(n_head * key_dim * value_dim, reach);
+        reach.array("out", self.out, n * n_head * value_dim);
+        n
+    }
+}
+
+impl ConvolutionArgs {
+    /// States the addresses for `n` runs.
+    fn reach_of_runs(&self, n: usize, reach: &mut Reach) {
+        let (channels, n_tap) = (self.channels as usize, self.n_tap as usize);
+        self.runs.reach(n, reach);
+        self.states.reach((n_tap - 1) * channels, reach);
+        // Channel c is element c / block * step + c % block of a row; a gated convolution reads three rows of channels.
+        let last = (channels - 1) / self.block as usize * self.step as usize + (channels - 1) % self.block as usize;
+        let width = if self.gated == 1 { 3 * channels } else { last + 1 };
+        self.x.reach("x", n, width, reach);
+        reach.array("taps", self.taps, n_tap * channels);
+        reach.array("bias", self.bias, channels);
+        reach.array("out", self.out, n * channels);
+    }
+}
+
+impl KernelArgs for ConvolutionArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        self.reach_of_runs(launch.grid.blocks[2], reach);
+    }
+}
+
+impl GroupNormArgs {
+    /// States the addresses for `n` tokens.
+    fn reach_of_tokens(&self, n: usize, reach: &mut Reach) {
+        let (of_group, n_group) = (self.n as usize, self.n_group as usize);
+        let row = of_group * n_group;
+        let n_weights = if self.of_groups == 1 { row } else { of_group };
+        reach.array("x", self.x, n * row);
+        reach.array("out", self.out, n * row);
+        if self.norm != GroupNormKind::None as u32 {
+            reach.array("weight", self.weight, n_weights);
+            reach.array("bias", self.bias, n_weights);
+        }
+        if self.gate_kind != OutputGate::None as u32 {
+            self.gate.reach("gate", n, row, reach);
+        }
+        if !self.r.is_null() {
+            reach.array("r", self.r, n * row);
+            reach.array("k", self.k, n * row);
+            reach.array("v", self.v, n * row);
+            reach.array("factor", self.factor, row);
+        }
+    }
+}
+
+impl KernelArgs for GroupNormArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        self.reach_of_tokens(launch.grid.blocks[1], reach);
+    }
+}
+
+impl KernelArgs for FunctionArgs {
+    fn reach(&self, _: &Launch, reach: &mut Reach) {
+        reach.array("x", self.x, self.n as usize);
+        if self.function == ElementwiseFunction::SigmoidTimes as u32 {
+            reach.array("with", self.with, self.n as usize);
+        }
+    }
+}
+
+impl FusedDecodeArgs {
+    /// States the addresses for runs of one token and `n_key_head` key heads.
+    fn reach(&self, launch: &Launch, n_key_head: usize, reach: &mut Reach) {
+        let n = launch.grid.blocks[1];
+        self.convolution.reach_of_runs(n, reach);
+        if self.norm.norm != GroupNormKind::None as u32 {
+            self.norm.reach_of_tokens(n, reach);
+        }
+        reach.array("tickets", self.tickets, n * n_key_head);
+    }
+}
+
+impl KernelArgs for FusedDeltaRuleArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        self.args.reach(launch, reach);
+        self.fused.reach(launch, self.args.n_head_k as usize, reach);
+    }
+}
+
+impl KernelArgs for FusedMamba2Args {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        self.args.reach(launch, reach);
+        self.fused.reach(launch, (self.args.scan.n_head / self.args.heads_of_group) as usize, reach);
+    }
+}
+
+impl KernelArgs for DeltaRuleArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let (n, [n_head, key_dim, value_dim]) = (self.scan.reach(launch, reach), self.scan.sizes());
+        let of_channels = launch.kernel.starts_with("delta_rule_of_channels");
+        let n_decays = if of_channels { n_head * key_dim } else { n_head };
+        self.x.reach("x", n, 2 * self.n_head_k as usize * key_dim + n_head * value_dim, reach);
+        self.beta.reach("beta", n, n_head, reach);
+        self.decay.reach("decay", n, n_decays, reach);
+        reach.array("a", self.a, n_head);
+        reach.array("dt_bias", self.dt_bias, n_decays);
+    }
+}
+
+impl KernelArgs for Mamba2Args {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let (n, [n_head, key_dim, value_dim]) = (self.scan.reach(launch, reach), self.scan.sizes());
+        let n_keys = n_head.div_ceil(self.heads_of_group as usize) * key_dim;
+        self.x.reach("x", n, n_head * value_dim, reach);
+        self.b.reach("b", n, n_keys, reach);
+        self.c.reach("c", n, n_keys, reach);
+        self.dt.reach("dt", n, n_head, reach);
+        self.gate.reach("gate", n, (n_head - 1) * self.gate_step as usize + value_dim, reach);
+        reach.array("dt_bias", self.dt_bias, n_head);
+        reach.array("a", self.a, n_head);
+        reach.array("d", self.d, n_head);
+    }
+}
+
+impl KernelArgs for SelectArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let n = launch.grid.blocks[0];
+        let [rank, d_state] = [self.rank, self.d_state].map(|n| n as usize);
+        let sizes = [rank, d_state, d_state];
+        let row = self.at.iter().zip(sizes).map(|(at, n)| *at as usize + n).max().unwrap_or(0);
+        reach.rows("chosen", self.chosen, n, self.n, row);
+        reach.array("dt", self.dt, n * rank);
+        reach.array("bc", self.bc, n * 2 * d_state);
+        for (weights, n) in self.weights.iter().zip(sizes) {
+            reach.array("weights", *weights, n);
+        }
+    }
+}
+
+impl KernelArgs for MambaArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let (n, [_, d_state, channels]) = (self.scan.reach(launch, reach), self.scan.sizes());
+        reach.array("x", self.x, n * channels);
+        reach.array("dt", self.dt, n * channels);
+        reach.array("bc", self.bc, n * 2 * d_state);
+        self.gate.reach("gate", n, channels, reach);
+        reach.array("dt_bias", self.dt_bias, channels);
+        reach.array("a", self.a, channels * d_state);
+        reach.array("d", self.d, channels);
+    }
+}
+
+impl KernelArgs for TokenShiftArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let [width, n_mix, n_tokens] = [self.width, self.n_mix, self.n_tokens].map(|n| n as usize);
+        self.runs.reach(launch.grid.blocks[2], reach);
+        self.states.reach(width, reach);
+        reach.array("x", self.x, n_tokens * width);
+        reach.array("lerps", self.lerps, n_mix * width);
+        reach.array("more", self.more, n_tokens * n_mix * width);
+        reach.array("out", self.out, n_mix * n_tokens * width);
+    }
+}
+
+impl KernelArgs for Rwkv6Args {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let (n, [n_head, key_dim, value_dim]) = (self.scan.reach(launch, reach), self.scan.sizes());
+        reach.array("r", self.r, n * n_head * key_dim);
+        reach.array("k", self.k, n * self.n_head_kv as usize * key_dim);
+        reach.array("v", self.v, n * self.n_head_kv as usize * value_dim);
+        reach.array("decay", self.decay, n * n_head * key_dim);
+        reach.array("decay_bias", self.decay_bias, n_head * key_dim);
+        reach.array("bonus", self.bonus, n_head * key_dim);
+    }
+}
+
+impl KernelArgs for SideProductsArgs {
+    fn reach(&self, _: &Launch, reach: &mut Reach) {
+        for SideProductArgs { matrix, x, y, n_in, .. } in self.products {
+            reach.matrices("products.matrix", &matrix, 1);
+            reach.array("products.x", x, n_in as usize);
+            reach.array("products.y", y, matrix.n_rows as usize);
+        }
+    }
+}
+
+impl KernelArgs for Rwkv7InputsArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let width = self.n_head as usize * self.head_dim as usize;
+        let n = launch.grid.blocks[1] * width;
+        for (field, rows) in [
+            ("decay", self.decay),
+            ("rate", self.rate),
+            ("k", self.k),
+            ("v", self.v),
+            ("kappa", self.kappa),
+            ("first_value", self.first_value),
+            ("value_mix", self.value_mix),
+        ] {
+            reach.array(field, rows, n);
+        }
+        for (field, weights) in [
+            ("decay_bias", self.decay_bias),
+            ("rate_bias", self.rate_bias),
+            ("removed", self.removed),
+            ("kept", self.kept),
+            ("value_bias", self.value_bias),
+        ] {
+            reach.array(field, weights, width);
+        }
+    }
+}
+
+impl KernelArgs for Rwkv7Args {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let (n, [n_head, key_dim, _]) = (self.scan.reach(launch, reach), self.scan.sizes());
+        for (field, rows) in
+            [("r", self.r), ("decay", self.decay), ("k", self.k), ("v", self.v), ("a", self.a), ("b", self.b)]
+        {
+            reach.array(field, rows, n * n_head * key_dim);
+        }
+    }
 }

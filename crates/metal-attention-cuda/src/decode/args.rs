@@ -1,29 +1,23 @@
-//! The arguments of the persistent decode kernel, as `kernels/decode.cuh` declares them: layers, their ops and matrices; and how the
-//! products of an op are divided among blocks and warps. The terms op, tile, panel, record, unit, warp group, stage, word and tag are those of
-//! `decode.cuh`, which also has the contracts of the fields.
-//!
-//! Fields of type `u64` are device addresses, 0 for none.
+//! Makes the arguments of the persistent decode kernel (`crate::args`) from the layers of a model; and how the products of an op are divided
+//! among blocks and warps. The terms op, tile, panel, record, unit, warp group, stage, word and tag are those of `kernels/decode.cuh`.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
 use super::layers::{DecodeLayer, OpMatrix};
-use crate::args::{ExchangeArgs, HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
+use crate::args::{COPIES, LayerArgs, MAX_OPS, OpArgs, OpMatrixArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
 use crate::matrix::{PANEL, TILE, WeightLayout};
 use crate::runner::route_args;
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
 
 /// Consumer warps of a block: `CONSUMER_WARPS` of `decode.cuh`.
 pub(super) const CONSUMER_WARPS: usize = 8;
 /// Producer warps of a block: `PRODUCER_WARPS` of `decode.cuh`.
 pub(super) const PRODUCER_WARPS: usize = 4;
-/// Ops of a layer at most: `MAX_OPS` of `decode.cuh`.
-pub(super) const MAX_OPS: usize = 5;
 /// Query heads of an attention task: `HEADS_PER_TASK` of `decode.cuh`.
 pub(super) const HEADS_PER_TASK: usize = 4;
-/// Copies of vectors that all blocks read: `COPIES` of `decode.cuh`.
-pub(super) const COPIES: usize = 4;
 /// Tiles of the output head that a warp group multiplies in a round: `OUTPUT_HEAD_TILES_PER_ROUND` of `decode.cuh`.
 pub(super) const OUTPUT_HEAD_TILES_PER_ROUND: usize = 8;
 /// Floats from one row's partial sums to the next row's: `SUMS_STRIDE` of `decode_products.cuh`.
@@ -36,244 +30,6 @@ pub(super) const SMALL_OP_FLOATS: usize = 2 * TILE * SUMS_STRIDE;
 pub(super) const MAX_VOCAB: usize = 1 << 20;
 /// Tags of words: 12 bits.
 pub(super) const TAGS: u32 = 1 << 12;
-
-/// One op: a product of up to three matrices with one input. `OpArgs` of `decode.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct OpArgs {
-    /// F32 `[n_in]` weights of the input's `RMSNorm`; 0 only for the attention output and down.
-    pub(super) norm: u64,
-    /// F32 bias of all rows; always 0 for gate and up.
-    pub(super) bias: u64,
-    /// Words of the input.
-    pub(super) input: u64,
-    /// Words of the result.
-    pub(super) output: u64,
-    /// [`OpKind`].
-    pub(super) kind: u32,
-    /// Elements of the input.
-    pub(super) n_in: u32,
-    /// Epsilon of the norm.
-    pub(super) eps: f32,
-    /// `1 / n_in`.
-    pub(super) inverse_n_in: f32,
-    /// Index of the op's first matrix among those of the model.
-    pub(super) first_matrix_index: u32,
-    /// Matrices of the op, 1 to 3.
-    pub(super) n_matrices: u32,
-    /// Rows of each matrix.
-    pub(super) n_rows: [u32; 3],
-    /// Tag of input words minus the layer tag, modulo [`TAGS`].
-    pub(super) tag_in_offset: u32,
-    /// Tag of result words minus the layer tag.
-    pub(super) tag_out_offset: u32,
-    /// 1: quantised matrices; 0: F16 or F32.
-    pub(super) has_codes: u16,
-    /// 1: a matrix has mins.
-    pub(super) has_mins: u16,
-    /// Copies of the result words.
-    pub(super) n_copies: u32,
-    /// Elements of the result.
-    pub(super) n_out: u32,
-    /// Panels of a unit.
-    pub(super) panels_per_unit: u32,
-    /// Units of a tile.
-    pub(super) units_per_tile: u32,
-    /// log2 of the warps of a block that share the columns of a tile.
-    pub(super) log_warps_per_tile: u16,
-    /// 0 or 1: the region of the partial sums.
-    pub(super) region: u16,
-    /// 1: a matrix has a scale for each half of a quantisation block.
-    pub(super) has_half_scales: u16,
-    /// Most tiles of a block, where the op is small; otherwise 0.
-    pub(super) preload_tiles: u16,
-}
-
-/// A matrix of an op. `OpMatrixArgs` of `decode.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct OpMatrixArgs {
-    /// Its first record.
-    pub(super) records: u64,
-    /// Bytes from one tile to the next.
-    pub(super) tile_bytes: u32,
-    /// Tiles of the matrix.
-    pub(super) n_tiles: u32,
-    /// Index of its first tile among the op's, where q, k and v lie one below the other.
-    pub(super) first_tile: u32,
-    /// Tiles of the op that are divided among blocks together.
-    pub(super) op_tiles: u32,
-    /// Bytes of a record.
-    pub(super) record_bytes: u16,
-    /// Records in a stage.
-    pub(super) records_per_stage: u16,
-    /// [`WeightLayout`].
-    pub(super) format: u16,
-    /// log2 of the warps that share the columns of a tile.
-    pub(super) log_warps_per_tile: u16,
-    /// Units of a tile.
-    pub(super) units_per_tile: u16,
-    /// Records of a unit.
-    pub(super) records_per_unit: u16,
-    /// Of experts: 1 + index of their layer, for which experts must be chosen before the weights are known; each further token of the
-    /// launch adds `n_layer + 1` (`ExpertChoice::n_published` of `decode_routing.cuh`). 0: not experts.
-    pub(super) expert_layer_number: u32,
-    /// Bytes from one expert to the next.
-    pub(super) expert_stride: u32,
-    /// Tiles of one expert.
-    pub(super) tiles_per_expert: u32,
-    /// Records of a tile that belong to one expert.
-    pub(super) records_per_expert: u32,
-    /// First block that has a tile, where there are fewer tiles than blocks.
-    pub(super) first_block: u32,
-}
-
-/// One layer, or the pseudo-layer of the output head. `LayerArgs` of `decode.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct LayerArgs {
-    /// The ops in their order; zeros from `n_ops` on.
-    pub(super) ops: [OpArgs; MAX_OPS],
-    /// Norm and rotation of queries and keys.
-    pub(super) head_inputs: HeadArgs,
-    /// Page table of the layer's cache group.
-    pub(super) pages: PagesArgs,
-    /// F16 `[page, n_head_kv, 64, head_dim]`.
-    pub(super) k_cache: u64,
-    /// F16 `[page, n_head_kv, 64, head_dim]`.
-    pub(super) v_cache: u64,
-    /// F32 `[n_head]` scores of attention sinks.
-    pub(super) sinks: u64,
-    /// Ops in use.
-    pub(super) n_ops: u32,
-    /// Query heads.
-    pub(super) n_head: u32,
-    /// KV heads.
-    pub(super) n_head_kv: u32,
-    /// Elements of a head.
-    pub(super) head_dim: u32,
-    /// `Mask` of `masks.cuh`.
-    pub(super) mask: u32,
-    /// Positions of the mask's window or chunk.
-    pub(super) mask_positions: u32,
-    /// `Activation` of `common.cuh`, of the gate.
-    pub(super) activation: u32,
-    /// Cap of attention scores; 0: none.
-    pub(super) soft_cap: f32,
-    /// Factor on what is added to the residual stream.
-    pub(super) residual_scale: f32,
-    /// Query heads that share a KV head.
-    pub(super) heads_per_kv_head: u32,
-    /// Groups of [`HEADS_PER_TASK`] of these, rounded up.
-    pub(super) head_groups_per_kv_head: u32,
-    /// Attention tasks of one split of positions.
-    pub(super) tasks_per_split: u32,
-    /// `2^32 / head_dim + 1`, for division by multiplication.
-    pub(super) inverse_head_dim: u32,
-    /// Parameter of the activation.
-    pub(super) activation_limit: f32,
-    /// F32 `[n_expert, rows of one expert]` biases of gate, up and down.
-    pub(super) expert_bias: [u64; 3],
-    /// Routing; `n_expert` 0: a dense feed-forward.
-    pub(super) route: RouteArgs,
-}
-
-// Blocks copy layers in pieces of 16 bytes. `decode.cuh` asserts the same sizes.
-const _: () = assert!(size_of::<LayerArgs>().is_multiple_of(16));
-const _: () = assert!(size_of::<OpArgs>() == 104 && size_of::<OpMatrixArgs>() == 56);
-const _: () = assert!(size_of::<LayerArgs>() == 768 && size_of::<DecodeArgs>() == 208);
-
-/// The kernel's argument. `DecodeArgs` of `decode.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct DecodeArgs {
-    /// [`LayerArgs`] `[n_layer + 1]`; the last one is the pseudo-layer of the output head.
-    pub(super) layers: u64,
-    /// [`OpMatrixArgs`] `[n_matrices]`.
-    pub(super) matrices: u64,
-    /// Embeddings `[n_vocab, n_embd]`.
-    pub(super) table: MatrixArgs,
-    /// The token: `TokenArgs`.
-    pub(super) token: u64,
-    /// F32 `[n_vocab]` logits.
-    pub(super) logits: u64,
-    /// Host memory for chosen ids.
-    pub(super) ids: u64,
-    /// Words `[2, n_blocks]` of the blocks' best logits.
-    pub(super) best_words: u64,
-    /// Words of queries, keys and values.
-    pub(super) qkv: u64,
-    /// Words `[COPIES, split, n_head * head_dim / 2]` of attention.
-    pub(super) attention: u64,
-    /// Words `[COPIES, split, n_head]` of its maxima and sums.
-    pub(super) attention_max_sums: u64,
-    /// Layers of the model.
-    pub(super) n_layer: u32,
-    /// Elements of the residual stream.
-    pub(super) n_embd: u32,
-    /// Matrices of all ops.
-    pub(super) n_matrices: u32,
-    /// Layer tag of the first token's first layer: 2 in the first launch; each token adds two for every layer and for the output head.
-    pub(super) tag: u32,
-    /// 1: the device's token becomes the one after the launch's last one.
-    pub(super) stores_next_token: u32,
-    /// Bytes of a stage.
-    pub(super) stage_bytes: u32,
-    /// Stages of a consumer warp.
-    pub(super) stages_per_warp: u32,
-    /// Floats from the gate's partial sums to those of up.
-    pub(super) gate_to_up_floats: u32,
-    /// Words of a copy of `attention`.
-    pub(super) attention_copy_words: u32,
-    /// Words of a copy of `attention_max_sums`.
-    pub(super) max_sums_copy_words: u32,
-    /// Offset of the warps' inputs in shared memory, in bytes; see `SharedMemoryLayout` for this and the following offsets.
-    pub(super) inputs_at: u32,
-    /// Bytes of a warp's inputs.
-    pub(super) input_stride: u32,
-    /// Offsets of the regions of partial sums.
-    pub(super) regions_at: [u32; 2],
-    /// Offset of rows of the residual stream.
-    pub(super) residual_at: u32,
-    /// Offset of the block's shares of matrices.
-    pub(super) shares_at: u32,
-    /// Offset of the spans of attention.
-    pub(super) spans_at: u32,
-    /// Offset of the constants of heads.
-    pub(super) head_constants_at: u32,
-    /// Offset of the rings' mbarriers.
-    pub(super) barriers_at: u32,
-    /// Offset of the scratch of routing.
-    pub(super) routing_at: u32,
-    /// Factor on embeddings.
-    pub(super) embedding_scale: f32,
-    /// Factor on logits.
-    pub(super) logit_scale: f32,
-    /// Cap of logits; 0: none.
-    pub(super) logit_cap: f32,
-    /// Tokens of the launch.
-    pub(super) n_tokens: u32,
-    /// Number of the first token's decode step.
-    pub(super) first_step_number: u32,
-    /// Time of a KV page, divided by the time of merging an element (`DecodeArgs` of `decode.cuh`).
-    pub(super) page_to_merge_time: f32,
-    /// Stages of a warp whose copies may be outstanding.
-    pub(super) max_stages_in_flight: u32,
-    /// 0 or 1: the place in `best_words` that the first token uses.
-    pub(super) first_best_place: u32,
-}
-
-/// The kernel's argument on a rank of a shared model: `DecodeOnRanksArgs` of `decode_on_ranks.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct DecodeOnRanksArgs {
-    pub(super) decode: DecodeArgs,
-    /// Mailboxes of the ranks.
-    pub(super) exchange: ExchangeArgs,
-    /// First row of the output head that the rank has.
-    pub(super) first_vocab_row: u32,
-    pub(super) unused: u32,
-}
 
 /// The division of an op's products in a block: `1 << log_warps_per_tile` warps are a warp group and share the columns of a tile; the warp groups
 /// take the block's tiles alternately.
@@ -398,7 +154,7 @@ pub(super) fn matrices_args(
             .experts
             .map_or([0; 3], |of| [of.stride_bytes, of.tiles_per_expert, of.records_per_expert].map(|n| n as u32));
         OpMatrixArgs {
-            records: matrix.records_address,
+            records: matrix.records,
             tile_bytes: matrix.tile_bytes as u32,
             n_tiles: matrix.n_tiles() as u32,
             first_tile: first_tile as u32,
@@ -460,10 +216,10 @@ pub(super) struct OpIndex {
     pub(super) matrix: usize,
 }
 
-/// An op without a norm and a bias. `input`, `output`: addresses of its words.
+/// An op without a norm and a bias. `input`, `output`: its words.
 pub(super) fn op_args(
     kind: OpKind,
-    [input, output]: [u64; 2],
+    [input, output]: [DevicePtr<u64>; 2],
     index: OpIndex,
     matrices: &[OpMatrix],
     n_blocks: usize,
@@ -475,9 +231,9 @@ pub(super) fn op_args(
     }
     let [tag_in_offset, tag_out_offset] = kind.tag_offsets();
     OpArgs {
-        norm: 0,
-        bias: 0,
-        input,
+        norm: DevicePtr::NULL,
+        bias: DevicePtr::NULL,
+        input: input.cast(),
         output,
         kind: kind as u32,
         n_in: matrices[0].n_in as u32,
@@ -501,31 +257,31 @@ pub(super) fn op_args(
     }
 }
 
-/// Addresses of the vectors of words that blocks exchange. All layers use the same ones.
+/// The vectors of words that blocks exchange. All layers use the same ones.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WordBuffers {
     /// The residual stream.
-    pub(super) residual: u64,
+    pub(super) residual: DevicePtr<u64>,
     /// Queries, keys and values.
-    pub(super) qkv: u64,
+    pub(super) qkv: DevicePtr<u64>,
     /// Attention's weighted sums of values.
-    pub(super) attention: u64,
+    pub(super) attention: DevicePtr<u64>,
     /// Products of the router.
-    pub(super) router: u64,
+    pub(super) router: DevicePtr<u64>,
     /// The feed-forward's gated rows.
-    pub(super) gated: u64,
+    pub(super) gated: DevicePtr<u64>,
 }
 
 impl WordBuffers {
     /// The vectors that an op reads and writes. The output head writes none.
-    pub(super) fn of(self, kind: OpKind) -> [u64; 2] {
+    pub(super) fn of(self, kind: OpKind) -> [DevicePtr<u64>; 2] {
         match kind {
             OpKind::Qkv => [self.residual, self.qkv],
             OpKind::AttentionOutput => [self.attention, self.residual],
             OpKind::Router => [self.residual, self.router],
             OpKind::GateAndUp => [self.residual, self.gated],
             OpKind::Down => [self.gated, self.residual],
-            OpKind::OutputHead => [self.residual, 0],
+            OpKind::OutputHead => [self.residual, DevicePtr::NULL],
         }
     }
 }
@@ -540,7 +296,7 @@ pub(super) fn layer_args(
     n_blocks: usize,
 ) -> (LayerArgs, OpIndex) {
     let a = layer.attention;
-    let [k_cache, v_cache] = cache.layer_addresses(i);
+    let [k_cache, v_cache] = cache.layer_pages(i);
     let (activation, activation_limit) = layer.activation();
     let heads = a.n_head / a.n_head_kv;
     let head_groups = heads.div_ceil(HEADS_PER_TASK);
@@ -552,7 +308,7 @@ pub(super) fn layer_args(
             OpKind::AttentionOutput | OpKind::Down | OpKind::OutputHead => None,
         };
         *to = OpArgs {
-            norm: norm.map_or(0, |norm| norm.weight.ptr()),
+            norm: norm.map_or(DevicePtr::NULL, |norm| norm.weight.ptr()),
             bias: layer.bias(*kind),
             eps: norm.map_or(0.0, |norm| norm.eps),
             ..op_args(*kind, words.of(*kind), index, matrices, n_blocks)
@@ -565,7 +321,7 @@ pub(super) fn layer_args(
         pages: cache.page_table_of_layer(i),
         k_cache,
         v_cache,
-        sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
+        sinks: a.sinks.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
         n_ops: layer.ops.len() as u32,
         n_head: a.n_head as u32,
         n_head_kv: a.n_head_kv as u32,
@@ -580,10 +336,13 @@ pub(super) fn layer_args(
         tasks_per_split: (a.n_head_kv * head_groups) as u32,
         inverse_head_dim: ((1u64 << 32) / a.head_dim as u64 + 1) as u32,
         activation_limit,
-        expert_bias: layer.experts().map_or([0; 3], |experts| {
-            [experts.gate.as_ref(), Some(&experts.up), Some(&experts.down)].map(|of| of.map_or(0, CudaStack::bias))
+        expert_bias: layer.experts().map_or([DevicePtr::NULL; 3], |experts| {
+            [experts.gate.as_ref(), Some(&experts.up), Some(&experts.down)]
+                .map(|of| of.map_or(DevicePtr::NULL, CudaStack::bias))
         }),
-        route: layer.experts().map_or(RouteArgs::zeroed(), |experts| route_args(experts, 0, [0; 3])),
+        route: layer.experts().map_or(RouteArgs::zeroed(), |experts| {
+            route_args(experts, DeviceSlice::NONE, DeviceSlice::NONE, [DeviceSlice::NONE; 2])
+        }),
     };
     (args, index)
 }

@@ -47,6 +47,7 @@ use metal_attention_model::{Activation, FeedForward, Mixer, Residual};
 use super::args::OpKind;
 use crate::device::CudaBuffer;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
+use crate::slice::DevicePtr;
 use crate::stack::CudaStack;
 use crate::support::AttentionKernels;
 use crate::weights::{CudaAttention, CudaDense, CudaExperts, CudaLayer, CudaNorm};
@@ -60,9 +61,9 @@ const MAX_EXPERTS_PER_LAYER: usize = 1024;
 /// A matrix of an op: one of the model's, or the matrices of the experts that a token is routed to as if they were one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OpMatrix {
-    /// Device address of its first record; of experts: of the layer's first expert. Valid while the layer's weights
+    /// Its first record; of experts: of the layer's first expert. Valid while the layer's weights
     /// live.
-    pub(super) records_address: u64,
+    pub(super) records: DevicePtr<u8>,
     /// Weight layout.
     pub(super) format: WeightLayout,
     /// Rows; of gate and up of experts: of all chosen experts together.
@@ -92,7 +93,7 @@ impl OpMatrix {
     pub(super) fn of_matrix(matrix: &CudaMatrix) -> Self {
         Self {
             // 0 is the row of the result at which the matrix begins; the address does not depend on it.
-            records_address: matrix.args(0).records,
+            records: matrix.args(0).records,
             format: matrix.layout,
             n_rows: matrix.n_rows,
             n_in: matrix.n_in,
@@ -124,7 +125,7 @@ impl OpMatrix {
             records_per_expert: records_per_expert(stack),
         };
         Self {
-            records_address: args.records,
+            records: args.records,
             format: stack.layout(),
             n_rows: stack.n_rows,
             n_in: stack.n_in(),
@@ -279,12 +280,12 @@ impl<'a> DecodeLayer<'a> {
         }
     }
 
-    /// Device address of the bias of an op's results, by row; 0 (the null pointer of kernels): none. That of q/k/v is
+    /// The bias of an op's results, by row; null: none. That of q/k/v is
     /// the biases of the three matrices, one after the other. Gate and up have none here: `fuses_activation` excludes
     /// it for dense ones, and biases of experts are in `LayerArgs::expert_bias`. The output head is an op of the
     /// pseudo-layer, not of a `DecodeLayer`.
-    pub(super) fn bias(&self, kind: OpKind) -> u64 {
-        let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
+    pub(super) fn bias(&self, kind: OpKind) -> DevicePtr<f32> {
+        let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr);
         match (kind, self.feed_forward) {
             (OpKind::Qkv, _) => ptr(&self.attention.qkv_bias),
             (OpKind::AttentionOutput, _) => self.attention.out.bias(),
@@ -292,7 +293,7 @@ impl<'a> DecodeLayer<'a> {
             (OpKind::Down, GatedFeedForward::Dense(dense)) => dense.down.bias(),
             (OpKind::Router, GatedFeedForward::Dense(_))
             | (OpKind::Down, GatedFeedForward::Experts(_))
-            | (OpKind::GateAndUp | OpKind::OutputHead, _) => 0,
+            | (OpKind::GateAndUp | OpKind::OutputHead, _) => DevicePtr::NULL,
         }
     }
 

@@ -15,8 +15,10 @@ use crate::CudaError;
 use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, n_splits};
 use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, PrefillArgs};
 use crate::device::CudaBuffer;
+use crate::kernels::{self, EntryPoint, of_cache};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::LaunchGrid;
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::support::AttentionKernels;
 use crate::weights::CudaAttention;
 
@@ -38,8 +40,8 @@ impl ModelRunner {
             label: "qkv",
             matrices: a.qkv.iter().zip(first_rows).collect(),
             n_out: a.stride(),
-            bias: a.qkv_bias.as_ref().map_or(0, CudaBuffer::ptr),
-            y: self.buffers.qkv.ptr(),
+            bias: a.qkv_bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+            y: self.buffers.qkv.slice(),
             ..LinearOp::stored("", &a.qkv[0])
         };
         self.product(&qkv, input, n_embd, n)?;
@@ -49,18 +51,18 @@ impl ModelRunner {
     }
 
     /// Launches the kernel that makes queries, keys and values of their projections, where the attention kernel cannot. Returns
-    /// the address of the queries and the elements from one token's to the next one's; `None` if the attention kernel does it.
+    /// the queries and the elements from one token's to the next one's; `None` if the attention kernel does it.
     fn separate_inputs(
         &mut self,
         cache: &CudaKvCache,
         i: usize,
         a: &CudaAttention,
         size: MicroBatchSize,
-    ) -> Result<Option<(u64, usize)>, CudaError> {
+    ) -> Result<Option<(DevicePtr<f32>, usize)>, CudaError> {
         let Some(args) = a.separate_inputs.filter(|_| size.n_query_tiles > 0 || !a.fused_in_decode) else {
             return Ok(None);
         };
-        let [k_cache, v_cache] = cache.layer_addresses(i);
+        let [k_cache, v_cache] = cache.layer_pages(i);
         let args = AttentionInputsArgs {
             tokens: self.buffers.tokens.ptr(),
             pages: cache.page_table_of_layer(i),
@@ -72,15 +74,15 @@ impl ModelRunner {
         };
         let heads = a.n_head + if args.owns_cache == 1 { 2 * a.n_head_kv } else { 0 };
         let grid = LaunchGrid { blocks: [heads.div_ceil(4), size.n_tokens, 1], threads: 128, shared: 16 * a.head_dim };
-        self.launch(&format!("attention_inputs_{}", type_name(cache.cache_type)), "", grid, &args)?;
+        self.launch(of_cache(kernels::ATTENTION_INPUTS, cache.cache_type), "", grid, &args)?;
         Ok(Some((args.queries, a.n_head * a.head_dim)))
     }
 
-    /// The address of the first query head's gate, or 0, and the elements from one token's to the next one's. Each head's query
-    /// is followed by its gate.
-    fn gates(&self, a: &CudaAttention) -> (u64, u32) {
-        let at = if a.has_gates { self.buffers.qkv.ptr() + 4 * a.head_dim as u64 } else { 0 };
-        (at, a.stride() as u32)
+    /// The first query head's gate, or null, and the elements from one token's to the next one's. Each head's query is followed by
+    /// its gate.
+    fn gates(&self, a: &CudaAttention) -> (DevicePtr<f32>, u32) {
+        let gates = if a.has_gates { self.buffers.qkv.slice().skip(a.head_dim) } else { DeviceSlice::NONE };
+        (gates.ptr(), a.stride() as u32)
     }
 
     /// Launches attention over the projections in `qkv`; the result goes to `att`, and packed to `packed_att` where the output
@@ -93,8 +95,8 @@ impl ModelRunner {
         size: MicroBatchSize,
     ) -> Result<(), CudaError> {
         let n = size.n_tokens;
-        let [k_cache, v_cache] = cache.layer_addresses(i);
-        let packed = if self.uses_f32_inputs(n) { 0 } else { self.buffers.packed_att.ptr() };
+        let [k_cache, v_cache] = cache.layer_pages(i);
+        let packed = if self.uses_f32_inputs(n) { DevicePtr::NULL } else { self.buffers.packed_att.ptr() };
         let token_tiles = self.packed_layout(n);
         let heads_per_kv = a.n_head / a.n_head_kv;
         let group = queries_per_block(n * a.n_head_kv, heads_per_kv);
@@ -114,7 +116,7 @@ impl ModelRunner {
             packed,
             partial: self.buffers.partial.ptr(),
             tickets: self.buffers.tickets.ptr(),
-            sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
+            sinks: a.sinks.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
             n_head: a.n_head as u32,
             n_head_kv: a.n_head_kv as u32,
             head_dim: a.head_dim as u32,
@@ -131,36 +133,46 @@ impl ModelRunner {
             k_at: a.qkv[0].n_rows as u32,
             v_at: (a.qkv[0].n_rows + a.n_head_kv * a.head_dim) as u32,
         };
-        let ty = type_name(cache.cache_type);
         // These kernels read all keys and values from the cache, so new ones have to be appended before.
         let is_prefill = size.n_query_tiles > 0;
         let appended = is_prefill || separate.is_some();
         if is_prefill && separate.is_none() {
             let heads = a.n_head + 2 * a.n_head_kv;
             let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * a.head_dim };
-            self.launch(&format!("append_{ty}"), "", grid, &args)?;
+            self.launch(of_cache(kernels::APPEND, cache.cache_type), "", grid, &args)?;
         }
-        let on_tensor_cores = matches!(a.head_dim, 32 | 64 | 96 | 128 | 256) && cache.cache_type == CacheType::F16;
-        if is_prefill && on_tensor_cores && packed != 0 && a.slopes.is_none() {
-            return self.prefill_attention(&args, a, size);
+        let tensor_core_kernel = prefill_kernel(a.head_dim).filter(|_| cache.cache_type == CacheType::F16);
+        let on_tensor_cores = tensor_core_kernel.is_some();
+        if let Some(entry) = tensor_core_kernel
+            && is_prefill
+            && !packed.is_null()
+            && a.slopes.is_none()
+        {
+            return self.prefill_attention(entry, &args, a, size);
         }
         match a.kernels {
             AttentionKernels::Paged if on_tensor_cores && a.head_dim <= 128 => {
                 let rows = 4 * 2 * 2 * 16 * (a.head_dim + 8) * 2;
                 let shared = rows + 4 * (10 * a.head_dim + 8 * 32);
                 let grid = LaunchGrid { blocks: [a.n_head_kv * n_chunks, splits, n], threads: 128, shared };
-                let name = if appended { "attention_appended" } else { "attention" };
-                self.launch(&format!("{name}_on_units_{}", if a.head_dim <= 64 { 64 } else { 128 }), "", grid, &args)
+                let of_sizes =
+                    if appended { kernels::ATTENTION_APPENDED_ON_UNITS } else { kernels::ATTENTION_ON_UNITS };
+                self.launch(of_sizes[usize::from(a.head_dim > 64)], "", grid, &args)
             }
             AttentionKernels::Paged => {
                 let page_row = a.head_dim + 32 / cache.cache_type.bytes();
                 let pages = 2 * 64 * page_row * cache.cache_type.bytes();
                 let shared = pages + 4 * ((group + 2) * a.head_dim + group * 67);
                 let grid = LaunchGrid { blocks: [a.n_head_kv * n_chunks, splits, n], threads: 128, shared };
-                let name = if appended { "attention_appended" } else { "attention" };
-                self.launch(&format!("{name}_{ty}_{group}"), "", grid, &args)
+                let of_groups = match (cache.cache_type, appended) {
+                    (CacheType::F16, false) => kernels::ATTENTION_F16,
+                    (CacheType::F16, true) => kernels::ATTENTION_APPENDED_F16,
+                    (CacheType::F32, false) => kernels::ATTENTION_F32,
+                    (CacheType::F32, true) => kernels::ATTENTION_APPENDED_F32,
+                };
+                self.launch(of_groups[group.ilog2() as usize], "", grid, &args)
             }
-            AttentionKernels::General => self.general_attention(&args, a, ty, n),
+            AttentionKernels::General => self.general_attention(&args, a, cache.cache_type, n),
         }
     }
 
@@ -169,7 +181,7 @@ impl ModelRunner {
         &mut self,
         base: &AttentionArgs,
         a: &CudaAttention,
-        ty: &str,
+        cache_type: CacheType,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
         let splits = n_splits(n_tokens, a.n_head);
@@ -184,7 +196,7 @@ impl ModelRunner {
             partial: base.partial,
             tickets: base.tickets,
             sinks: base.sinks,
-            slopes: a.slopes.as_ref().map_or(0, CudaBuffer::ptr),
+            slopes: a.slopes.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
             gates: base.gates,
             gate_stride: base.gate_stride,
             n_head: base.n_head,
@@ -198,12 +210,13 @@ impl ModelRunner {
             soft_cap: base.soft_cap,
         };
         let grid = LaunchGrid { blocks: [a.n_head, splits, n_tokens], threads: 128, shared: 4 * (a.head_dim + 128) };
-        self.launch(&format!("general_attention_{ty}"), "", grid, &args)
+        self.launch(of_cache(kernels::GENERAL_ATTENTION, cache_type), "", grid, &args)
     }
 
     /// Launches prefill attention over the query tiles.
     fn prefill_attention(
         &mut self,
+        entry: EntryPoint<PrefillArgs>,
         base: &AttentionArgs,
         a: &CudaAttention,
         size: MicroBatchSize,
@@ -211,8 +224,8 @@ impl ModelRunner {
         let args = PrefillArgs {
             tiles: self.buffers.query_tiles.ptr(),
             pages: base.pages,
-            k_cache: base.k_cache,
-            v_cache: base.v_cache,
+            k_cache: base.k_cache.cast(),
+            v_cache: base.v_cache.cast(),
             qkv: base.qkv,
             packed: base.packed,
             sinks: base.sinks,
@@ -228,7 +241,7 @@ impl ModelRunner {
         };
         let shared = 2 * 2 * 2 * 64 * (a.head_dim + 8);
         let grid = LaunchGrid { blocks: [size.n_query_tiles, a.n_head, 1], threads: 128, shared };
-        self.launch(&format!("prefill_attention_{}", a.head_dim), "", grid, &args)
+        self.launch(entry, "", grid, &args)
     }
 }
 
@@ -241,11 +254,15 @@ fn queries_per_block(n_head_kv: usize, heads_per_kv: usize) -> usize {
     group
 }
 
-/// The name of the cache's element type in kernel names.
-fn type_name(cache_type: CacheType) -> &'static str {
-    match cache_type {
-        CacheType::F16 => "f16",
-        CacheType::F32 => "f32",
+/// The kernel of prefill attention on tensor cores for heads of that many elements; `None`: there is none.
+pub(super) fn prefill_kernel(head_dim: usize) -> Option<EntryPoint<PrefillArgs>> {
+    match head_dim {
+        32 => Some(kernels::PREFILL_ATTENTION_32),
+        64 => Some(kernels::PREFILL_ATTENTION_64),
+        96 => Some(kernels::PREFILL_ATTENTION_96),
+        128 => Some(kernels::PREFILL_ATTENTION_128),
+        256 => Some(kernels::PREFILL_ATTENTION_256),
+        _ => None,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::device::CudaBuffer;
 use crate::matrix::CudaMatrix;
 
 impl ModelRunner {
-    /// Launches `y = W x` for `n_tokens` F32 rows at `x`, with the kernels that a micro-batch of that many tokens uses.
+    /// Launches `y = W x` for `n_tokens` F32 rows `x`, with the kernels that a micro-batch of that many tokens uses.
     /// `packed` is a buffer for the rows as packed F16, and may be unused.
     pub(crate) fn benchmark_product(
         &mut self,
@@ -19,12 +19,12 @@ impl ModelRunner {
         n_tokens: usize,
     ) -> Result<(), CudaError> {
         let input = if self.uses_f32_inputs(n_tokens) {
-            LinearInput::Rows { x: x.ptr(), norm: 0, eps: 0.0 }
+            LinearInput::rows(x.slice())
         } else {
-            self.norm(NormArgs { packed: packed.ptr(), ..norm_args(None, x.ptr(), matrix.n_in) }, n_tokens)?;
-            LinearInput::Packed(packed.ptr())
+            self.norm(NormArgs { packed: packed.ptr(), ..norm_args(None, x.slice(), matrix.n_in) }, n_tokens)?;
+            LinearInput::Packed(packed.slice())
         };
-        let product = LinearOp { y: y.ptr(), ..LinearOp::stored("benchmark", matrix) };
+        let product = LinearOp { y: y.slice(), ..LinearOp::stored("benchmark", matrix) };
         self.product(&product, input, matrix.n_in, n_tokens)
     }
 }

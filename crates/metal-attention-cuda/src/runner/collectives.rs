@@ -9,7 +9,9 @@ use super::ModelRunner;
 use crate::CudaError;
 use crate::args::{AllGatherArgs, AllReduceArgs, MAX_RANKS};
 use crate::exchange::{CHUNK, Exchange};
+use crate::kernels;
 use crate::launch::LaunchGrid;
+use crate::slice::DeviceSlice;
 
 /// Threads of a block of the collectives that are not sliced.
 const THREADS: usize = 256;
@@ -34,7 +36,7 @@ impl ModelRunner {
         let Some(args) = self.exchange.as_ref().map(Exchange::count_args).filter(|args| args.n > 0) else {
             return Ok(());
         };
-        self.launch("count_exchanges", "", LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
+        self.launch(kernels::COUNT_EXCHANGES, "", LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
     }
 
     /// An error if the ranks have aborted an exchange of a forward pass that has ended.
@@ -49,13 +51,13 @@ impl ModelRunner {
         LaunchGrid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 }
     }
 
-    /// `out = scale * sum of part over the ranks`, or, with `add`, `out += ...`: `n` F32 elements at the addresses `part` and
+    /// `out = scale * sum of part over the ranks`, or, with `add`, `out += ...`: the first `n` elements of `part` and
     /// `out`. The sum is computed in the order of the ranks, so that all have the same bits. Sliced sums are sent as F16 unless
     /// the runner is `exact`. Does nothing without tensor parallelism.
     pub(super) fn all_reduce(
         &mut self,
-        part: u64,
-        out: u64,
+        part: DeviceSlice<f32>,
+        out: DeviceSlice<f32>,
         n: usize,
         (add, scale): (bool, f32),
     ) -> Result<(), CudaError> {
@@ -66,22 +68,23 @@ impl ModelRunner {
         let in_slices = n * (n_ranks - 1) >= MIN_SLICED_VALUES && n.is_multiple_of(4);
         let at_once = if in_slices { exchange.max_slice_values() } else { exchange.capacity };
         for first in (0..n).step_by(at_once) {
-            let (at, n) = (4 * first as u64, (n - first).min(at_once));
+            let n = (n - first).min(at_once);
             let args = AllReduceArgs {
                 exchange: args,
-                part: part + at,
-                out: out + at,
+                part: part.skip(first).ptr(),
+                out: out.skip(first).ptr(),
                 n: n as u32,
                 add: u32::from(add),
                 scale,
                 exchanges_before: self.next_exchange(),
             };
             if in_slices {
-                let name = if self.exact { "sum_slices_exactly" } else { "sum_slices" };
+                let entry = if self.exact { kernels::SUM_SLICES_EXACTLY } else { kernels::SUM_SLICES };
                 let blocks = n.div_ceil(n_ranks).div_ceil(CHUNK).min(SLICE_BLOCKS * self.gpu.summary().n_sm);
-                self.launch(name, "", LaunchGrid { blocks: [blocks, 1, 1], threads: SLICE_THREADS, shared: 0 }, &args)?;
+                let grid = LaunchGrid { blocks: [blocks, 1, 1], threads: SLICE_THREADS, shared: 0 };
+                self.launch(entry, "", grid, &args)?;
             } else {
-                self.launch("all_reduce", "", self.exchange_grid(n), &args)?;
+                self.launch(kernels::ALL_REDUCE, "", self.exchange_grid(n), &args)?;
             }
         }
         Ok(())
@@ -101,11 +104,11 @@ impl ModelRunner {
         let (exchange, rows_at_once) = (exchange.args(), exchange.capacity / widest);
         for first in (0..n_rows).step_by(rows_at_once) {
             let n = (n_rows - first).min(rows_at_once);
-            let rows = self.buffers.logits.ptr() + (4 * first * n_vocab) as u64;
+            let rows = self.buffers.logits.slice().skip(first * n_vocab).ptr();
             let (n_rows, stride) = (n as u32, n_vocab as u32);
             let exchanges_before = self.next_exchange();
             let args = AllGatherArgs { exchange, rows, n_rows, stride, first_columns, exchanges_before };
-            self.launch("all_gather", "", self.exchange_grid(n * widest), &args)?;
+            self.launch(kernels::ALL_GATHER, "", self.exchange_grid(n * widest), &args)?;
         }
         Ok(())
     }

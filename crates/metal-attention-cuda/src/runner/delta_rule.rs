@@ -12,6 +12,8 @@ use crate::CudaError;
 use crate::args::{
     ConvolutionArgs, DeltaRuleArgs, FusedDeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate, RowsArgs,
 };
+use crate::kernels;
+use crate::slice::DeviceSlice;
 use crate::weights::CudaDeltaRule;
 
 /// Scratch widths: the joined input product (queries, keys, values, then beta, and with gates of heads also gate and decay);
@@ -49,14 +51,14 @@ impl ModelRunner {
                 self.store_all(batch, "gates", [gate], input, before_gate)?;
                 self.store_rows(batch, "gates", &low_rank.decay, before_decay, decays)?;
                 self.store_rows(batch, "gates", &low_rank.gate, before_gate, gates)?;
-                let rows = |x: u64, stride: usize| RowsArgs::new(x, stride, 0);
+                let rows = |x: DeviceSlice<f32>, stride: usize| RowsArgs::new(x, stride, 0);
                 (rows(gates, values), at(channels), rows(decays, spec.n_decays()))
             }
         };
         let convolution = ConvolutionArgs {
             x: at(0),
             taps: w.taps.ptr(),
-            out: conv,
+            out: conv.ptr(),
             channels: channels as u32,
             n_tap: spec.n_tap as u32,
             block: channels as u32,
@@ -64,8 +66,12 @@ impl ModelRunner {
             ..ConvolutionArgs::zeroed()
         };
         let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * channels);
-        let kernel =
-            if w.low_rank.is_some() { RecurrenceKernel::DELTA_RULE_OF_CHANNELS } else { RecurrenceKernel::DELTA_RULE };
+        let (kernel, scans, fused_scans) = if w.low_rank.is_some() {
+            let (scans, fused) = (kernels::DELTA_RULE_OF_CHANNELS, kernels::DELTA_RULE_OF_CHANNELS_ALONE);
+            (RecurrenceKernel::DELTA_RULE_OF_CHANNELS, scans, fused)
+        } else {
+            (RecurrenceKernel::DELTA_RULE, kernels::DELTA_RULE, kernels::DELTA_RULE_ALONE)
+        };
         let args = DeltaRuleArgs {
             scan: Self::scan_args(batch, kernel, states, heads, [n_head, spec.key_dim, spec.value_dim]),
             x: RowsArgs::new(conv, channels, 0),
@@ -82,8 +88,8 @@ impl ModelRunner {
             eps: spec.eps,
         };
         let norm = GroupNormArgs {
-            x: heads,
-            out: heads,
+            x: heads.ptr(),
+            out: heads.ptr(),
             weight: w.norm.ptr(),
             gate,
             n: spec.value_dim as u32,
@@ -98,10 +104,10 @@ impl ModelRunner {
         };
         let around = Self::convolution_of(batch, i, convolution);
         if let Some(fused) = self.fused_decode_args(batch, kernel, &args.scan, around, Some(norm)) {
-            self.launch_fused_decode(batch, kernel, &args.scan, &FusedDeltaRuleArgs { args, fused })?;
+            self.launch_fused_decode(batch, kernel, fused_scans, &args.scan, &FusedDeltaRuleArgs { args, fused })?;
         } else {
             self.convolution(batch, i, convolution)?;
-            self.launch_scan(batch, kernel, &args.scan, &args)?;
+            self.launch_scan(batch, kernel, scans, &args.scan, &args)?;
             self.group_norm(batch, &norm)?;
         }
         let input = self.rows_input(batch, heads, values, None)?;

@@ -13,23 +13,25 @@ use crate::activations::ARGMAX_BLOCKS;
 use crate::args::{ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs};
 use crate::device::CudaBuffer;
 use crate::exchange::Exchange;
+use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
+use crate::slice::{DevicePtr, DeviceSlice};
 
 impl ModelRunner {
     /// Launches the embedding: `x = norm(scale * table[id] + types[0] + positions[pos])`, then per-layer embeddings and further
     /// residual streams where the model has them.
     pub(super) fn embedding(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
         let w = Arc::clone(&self.weights.embedding);
-        let (x, n_embd) = (self.buffers.x.ptr(), spec.n_embd);
+        let (x, n_embd) = (self.buffers.x.slice(), spec.n_embd);
         let args = EmbeddingArgs {
-            types: w.token_type.as_ref().map_or(0, CudaBuffer::ptr),
+            types: w.token_type.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
             positions: w.positions.as_ref().map_or_else(MatrixArgs::zeroed, |table| table.args(0)),
             ..self.embedding_args(&w.table, spec.embedding.scale, x)
         };
         self.launch_embedding(&args, n_tokens)?;
         if let Some(norm) = &w.norm {
-            self.norm(NormArgs { out: x, ..norm_args(Some(norm), x, n_embd) }, n_tokens)?;
+            self.norm(NormArgs { out: x.ptr(), ..norm_args(Some(norm), x, n_embd) }, n_tokens)?;
         }
         if let Some(per_layer) = &w.per_layer {
             self.per_layer_embeddings(spec, per_layer, n_tokens)?;
@@ -38,18 +40,24 @@ impl ModelRunner {
     }
 
     /// Launches `y = scale * table[id]` for each token, `[n_tokens, table.n_in]`.
-    pub(super) fn look_up(&mut self, table: &CudaMatrix, scale: f32, y: u64, n_tokens: usize) -> Result<(), CudaError> {
+    pub(super) fn look_up(
+        &mut self,
+        table: &CudaMatrix,
+        scale: f32,
+        y: DeviceSlice<f32>,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
         self.launch_embedding(&self.embedding_args(table, scale, y), n_tokens)
     }
 
     /// Arguments for rows of `table` alone, stored to `y`.
-    fn embedding_args(&self, table: &CudaMatrix, scale: f32, y: u64) -> EmbeddingArgs {
+    fn embedding_args(&self, table: &CudaMatrix, scale: f32, y: DeviceSlice<f32>) -> EmbeddingArgs {
         EmbeddingArgs {
             table: table.args(0),
             positions: MatrixArgs::zeroed(),
-            types: 0,
+            types: DevicePtr::NULL,
             tokens: self.buffers.tokens.ptr(),
-            x: y,
+            x: y.ptr(),
             scale,
             n_embd: table.n_in as u32,
         }
@@ -58,7 +66,7 @@ impl ModelRunner {
     /// Launches the embedding kernel for all tokens.
     fn launch_embedding(&mut self, args: &EmbeddingArgs, n_tokens: usize) -> Result<(), CudaError> {
         let blocks = (args.n_embd as usize).div_ceil(256);
-        self.launch("embedding", "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
+        self.launch(kernels::EMBEDDING, "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
     }
 
     /// Launches the last norm and the output head for the output tokens, and what `size.output` requires after it. Only the
@@ -67,10 +75,11 @@ impl ModelRunner {
         let (n, n_embd) = (size.n_outputs, spec.n_embd);
         let (norm, embedding) = (self.weights.output_norm.clone(), Arc::clone(&self.weights.embedding));
         self.join_streams(spec, embedding.streams.as_ref(), size.n_tokens)?;
-        let (output_rows, hidden) = (self.buffers.output_rows.ptr(), self.buffers.hidden.ptr());
-        let args = NormArgs { rows: output_rows, ..norm_args(norm.as_deref(), self.buffers.x.ptr(), n_embd) };
+        let (output_rows, hidden) = (self.buffers.output_rows.slice(), self.buffers.hidden.slice());
+        let x = self.buffers.x.slice();
+        let args = NormArgs { rows: output_rows.ptr(), ..norm_args(norm.as_deref(), x, n_embd) };
         if size.output == TokenOutput::Hidden {
-            return self.norm(NormArgs { out: hidden, ..args }, n);
+            return self.norm(NormArgs { out: hidden.ptr(), ..args }, n);
         }
         let Some((head, bias)) =
             self.weights.output.as_ref().map(|(head, bias)| (Arc::clone(head), bias.as_ref().map(CudaBuffer::ptr)))
@@ -82,25 +91,24 @@ impl ModelRunner {
         let product = LinearOp {
             matrices: vec![(&head, first)],
             n_out: spec.n_vocab,
-            bias: bias.unwrap_or(0),
-            y: self.buffers.logits.ptr(),
+            bias: bias.unwrap_or(DevicePtr::NULL),
+            y: self.buffers.logits.slice(),
             ..LinearOp::stored("logits", &head)
         };
         if !self.uses_f32_inputs(n) {
-            let packed = self.buffers.packed_x.ptr();
-            self.norm(NormArgs { packed, ..args }, n)?;
+            let packed = self.buffers.packed_x.slice();
+            self.norm(NormArgs { packed: packed.ptr(), ..args }, n)?;
             self.gemm(&product, packed, n)?;
         } else if norm.as_ref().is_none_or(|norm| norm.fuses_with_product()) {
             let tokens = self.gemv_tokens(&[head.layout].into_iter(), n_embd);
             for first in (0..n).step_by(tokens) {
-                let rows = output_rows + 4 * first as u64;
-                let y = product.y + (4 * first * spec.n_vocab) as u64;
+                let (rows, y) = (output_rows.skip(first).ptr(), product.y.skip(first * spec.n_vocab));
                 let n = (n - first).min(tokens);
-                self.gemv(&product, args.x, args.weight, args.eps, rows, y, n_embd, n)?;
+                self.gemv(&product, x, args.weight, args.eps, rows, y, n_embd, n)?;
             }
         } else {
-            self.norm(NormArgs { out: hidden, ..args }, n)?;
-            self.product(&product, LinearInput::Rows { x: hidden, norm: 0, eps: 0.0 }, n_embd, n)?;
+            self.norm(NormArgs { out: hidden.ptr(), ..args }, n)?;
+            self.product(&product, LinearInput::rows(hidden), n_embd, n)?;
         }
         self.gather_logits(n, spec.n_vocab)?;
         let (scale, soft_cap) = spec.output.head.map_or((1.0, None), |head| (head.scale, head.soft_cap));
@@ -112,7 +120,7 @@ impl ModelRunner {
                 soft_cap: soft_cap.unwrap_or(0.0),
                 unused: 0,
             };
-            self.launch("scale_logits", "", LaunchGrid { blocks: [256, 1, 1], threads: 256, shared: 0 }, &args)?;
+            self.launch(kernels::SCALE_LOGITS, "", LaunchGrid { blocks: [256, 1, 1], threads: 256, shared: 0 }, &args)?;
         }
         match size.output {
             TokenOutput::Hidden | TokenOutput::Logits => Ok(()),
@@ -136,6 +144,6 @@ impl ModelRunner {
         };
         // A few logits for each thread: as many blocks as run at the same time, and as `best` has space for.
         let blocks = (8 * self.gpu.summary().n_sm / n).clamp(ARGMAX_BLOCKS / 4, ARGMAX_BLOCKS);
-        self.launch("argmax", "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, &args)
+        self.launch(kernels::ARGMAX, "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, &args)
     }
 }

@@ -13,8 +13,10 @@ use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{Epilogue, ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, RouteArgs, WeighArgs};
 use crate::device::CudaBuffer;
+use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::{CudaExperts, CudaNorm};
 
 /// Most elements of a row that `route_alone` supports.
@@ -63,23 +65,28 @@ pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     ]
 }
 
-/// The address of a vector, or 0.
-fn ptr(vector: Option<&CudaBuffer>) -> u64 {
-    vector.map_or(0, CudaBuffer::ptr)
+/// The address of a vector, or null.
+fn ptr(vector: Option<&CudaBuffer>) -> DevicePtr<f32> {
+    vector.map_or(DevicePtr::NULL, CudaBuffer::ptr)
 }
 
-/// Arguments of the router kernel: it reads the router logits at `logits` and writes experts, weights and input weights of
-/// each item to the other addresses.
-pub(crate) fn route_args(w: &CudaExperts, logits: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
+/// Arguments of the router kernel: it reads the router logits and writes the expert (`chosen`), the weight and the input weight of
+/// each item.
+pub(crate) fn route_args(
+    w: &CudaExperts,
+    logits: DeviceSlice<f32>,
+    chosen: DeviceSlice<u32>,
+    [weights, input_weights]: [DeviceSlice<f32>; 2],
+) -> RouteArgs {
     let (spec, router) = (&w.spec, &w.spec.router);
     let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
     RouteArgs {
-        products: logits,
+        products: logits.ptr(),
         choice_bias: ptr(w.choice_bias.as_ref()),
         expert_scale: ptr(w.expert_scale.as_ref()),
-        experts,
-        weights,
-        input_weights: if router.weights_inputs { input_weights } else { 0 },
+        experts: chosen.ptr(),
+        weights: weights.ptr(),
+        input_weights: if router.weights_inputs { input_weights.ptr() } else { DevicePtr::NULL },
         n_expert: spec.n_expert as u32,
         n_used: spec.n_used as u32,
         score: match router.score {
@@ -95,20 +102,20 @@ pub(crate) fn route_args(w: &CudaExperts, logits: u64, [experts, weights, input_
     }
 }
 
-/// The addresses of the items' data.
+/// The items' data.
 struct ExpertItems {
     /// The expert of each item, u32.
-    chosen: u64,
+    chosen: DeviceSlice<u32>,
     /// The input rows of the experts, `[n_items / items_a_row, n_in]`.
-    x: u64,
+    x: DeviceSlice<f32>,
     /// Consecutive items that share an input row.
     items_a_row: usize,
     /// Gate and up of each item, `[n_items, 2 * n_ff]`.
-    gate_up: u64,
+    gate_up: DeviceSlice<f32>,
     /// The same after the activation, `[n_items, n_ff]`.
-    gated: u64,
+    gated: DeviceSlice<f32>,
     /// The experts' results, `[n_items, n_in]`.
-    down: u64,
+    down: DeviceSlice<f32>,
 }
 
 impl ExpertItems {
@@ -121,7 +128,7 @@ impl ExpertItems {
             second,
             epilogue: Epilogue::Store,
             activation: w.activation.0,
-            groups: self.chosen,
+            groups: self.chosen.ptr(),
             x: self.x,
             items_a_row: self.items_a_row,
             x_stride: w.up.n_in(),
@@ -138,7 +145,7 @@ impl ExpertItems {
             second: None,
             epilogue: Epilogue::Store,
             activation: 0,
-            groups: self.chosen,
+            groups: self.chosen.ptr(),
             x: self.gated,
             items_a_row: 1,
             x_stride: w.spec.expert.n_ff,
@@ -190,8 +197,9 @@ impl ModelRunner {
             packed,
             packed_gated,
         ] = self.scratch(elements(spec, n_embd, n));
-        let (x, h) = (self.buffers.x.ptr(), self.buffers.h.ptr());
-        let route = route_args(w, logits, [chosen, weights, input_weights]);
+        let (x, h) = (self.buffers.x.slice(), self.buffers.h.slice());
+        let chosen = chosen.cast();
+        let route = route_args(w, logits, chosen, [weights, input_weights]);
         // The router reads F32 inputs for any number of tokens, so that close choices do not depend on it.
         let mut routed = h;
         if let Some(norm) = &w.router_norm {
@@ -203,9 +211,9 @@ impl ModelRunner {
         if let (Some(norm), Some(rows)) = (norm, &w.router_rows) {
             let args = FusedRouteArgs {
                 route,
-                x,
+                x: x.ptr(),
                 norm: norm.weight.ptr(),
-                h,
+                h: h.ptr(),
                 router: rows.ptr(),
                 bias: w.router.bias(),
                 tickets: self.buffers.tickets.ptr(),
@@ -213,11 +221,11 @@ impl ModelRunner {
                 eps: norm.eps,
             };
             let grid = LaunchGrid { blocks: [spec.n_expert, n, 1], threads: 256, shared: memory };
-            self.launch("route_alone", "", grid, &args)?;
+            self.launch(kernels::ROUTE_ALONE, "", grid, &args)?;
         } else {
-            let routed = LinearInput::Rows { x: routed, norm: 0, eps: 0.0 };
+            let routed = LinearInput::rows(routed);
             self.store_all(batch, "router", [&w.router], routed, logits)?;
-            self.launch("route", "", LaunchGrid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
+            self.launch(kernels::ROUTE, "", LaunchGrid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
         }
 
         let mut rows = h;
@@ -232,14 +240,14 @@ impl ModelRunner {
         let mut items_a_row = spec.n_used;
         if spec.router.weights_inputs {
             let args = WeighArgs {
-                x: rows,
-                weights: input_weights,
-                out: weighted_input,
+                x: rows.ptr(),
+                weights: input_weights.ptr(),
+                out: weighted_input.ptr(),
                 n: n_in as u32,
                 n_used: spec.n_used as u32,
             };
             let grid = LaunchGrid { blocks: [n * spec.n_used, n_in.div_ceil(256), 1], threads: 256, shared: 0 };
-            self.launch("weigh_inputs", "", grid, &args)?;
+            self.launch(kernels::WEIGH_INPUTS, "", grid, &args)?;
             (rows, items_a_row) = (weighted_input, 1);
         }
         let visits = ExpertItems { chosen, x: rows, items_a_row, gate_up, gated, down };
@@ -273,12 +281,12 @@ impl ModelRunner {
         batch: MicroBatch<'_>,
         w: &CudaExperts,
         v: &ExpertItems,
-        places: [u64; 2],
-        [packed, packed_gated]: [u64; 2],
+        places: [DeviceSlice<f32>; 2],
+        [packed, packed_gated]: [DeviceSlice<f32>; 2],
     ) -> Result<(), CudaError> {
         let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * batch.size.n_tokens);
         let n_in = w.up.n_in();
-        let sorted = self.sort_by_group(v.chosen, n_items, w.spec.n_expert, places)?;
+        let sorted = self.sort_by_group(v.chosen.ptr(), n_items, w.spec.n_expert, places)?;
         self.gather_rows(&sorted, (v.x, v.items_a_row, n_in), n_in, packed)?;
         let product = GroupedLinearOp { x: packed, ..v.gate_and_up(w) };
         // The last panel of packed rows has to be padded, which the gated epilogue does not do.
@@ -296,15 +304,15 @@ impl ModelRunner {
     fn experts_activation(&mut self, w: &CudaExperts, v: &ExpertItems, n_items: usize) -> Result<(), CudaError> {
         let n_ff = w.spec.expert.n_ff;
         let args = ExpertsActivationArgs {
-            x: v.gate_up,
-            out: v.gated,
+            x: v.gate_up.ptr(),
+            out: v.gated.ptr(),
             n: n_ff as u32,
             gated: u32::from(w.gate.is_some()),
             activation: w.activation.0,
             limit: w.activation.1,
         };
         let grid = LaunchGrid { blocks: [n_items, n_ff.div_ceil(256), 1], threads: 256, shared: 0 };
-        self.launch("experts_activation", "", grid, &args)
+        self.launch(kernels::EXPERTS_ACTIVATION, "", grid, &args)
     }
 
     /// Returns the weighted sum over each token's experts, with the shared experts added.
@@ -313,17 +321,17 @@ impl ModelRunner {
         batch: MicroBatch<'_>,
         w: &'w CudaExperts,
         input: LinearInput,
-        [weights, down, sum, wide_sum, shared]: [u64; 5],
+        [weights, down, sum, wide_sum, shared]: [DeviceSlice<f32>; 5],
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let (spec, n_embd) = (&w.spec, batch.spec.n_embd);
         let n_in = spec.latent.unwrap_or(n_embd);
         let mut args = ExpertsSumArgs {
-            y: down,
-            weights,
-            shared: 0,
-            gate: 0,
+            y: down.ptr(),
+            weights: weights.ptr(),
+            shared: DevicePtr::NULL,
+            gate: DevicePtr::NULL,
             h: self.buffers.h.ptr(),
-            out: sum,
+            out: sum.ptr(),
             n: n_in as u32,
             n_used: spec.n_used as u32,
             add: 0,
@@ -337,7 +345,7 @@ impl ModelRunner {
             if let Some([_, _, norm]) = &w.expert_norms {
                 self.norm_rows(batch, shared, n_embd, norm, shared)?;
             }
-            args.shared = shared;
+            args.shared = shared.ptr();
             args.gate = ptr(w.shared_gate.as_ref());
         }
         if w.expert_norms.is_none() && w.latent.is_none() {
@@ -345,7 +353,7 @@ impl ModelRunner {
         }
         // The experts' sum goes through a norm or a product before the shared experts are added, so it is computed here.
         let mut result = sum;
-        self.experts_sum(batch, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
+        self.experts_sum(batch, &ExpertsSumArgs { shared: DevicePtr::NULL, gate: DevicePtr::NULL, ..args })?;
         if let Some([_, norm, _]) = &w.expert_norms {
             self.norm_rows(batch, sum, n_in, norm, sum)?;
         }
@@ -353,8 +361,8 @@ impl ModelRunner {
             self.store_rows(batch, "experts' output", linear, sum, wide_sum)?;
             result = wide_sum;
         }
-        if args.shared != 0 {
-            let add_shared = ExpertsSumArgs { out: result, n: n_embd as u32, n_used: 0, add: 1, ..args };
+        if !args.shared.is_null() {
+            let add_shared = ExpertsSumArgs { out: result.ptr(), n: n_embd as u32, n_used: 0, add: 1, ..args };
             self.experts_sum(batch, &add_shared)?;
         }
         Ok(SublayerOutput::Rows(result))
@@ -366,6 +374,6 @@ impl ModelRunner {
         // block computes the product with the shared gate again.
         let n = batch.size.n_tokens;
         let blocks = if n <= GEMV_TOKENS { (args.n as usize).div_ceil(256) } else { 1 };
-        self.launch("experts_sum", "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, args)
+        self.launch(kernels::EXPERTS_SUM, "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, args)
     }
 }

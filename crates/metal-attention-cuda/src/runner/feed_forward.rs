@@ -6,7 +6,9 @@ use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{ActivationArgs, Epilogue};
 use crate::device::CudaBuffer;
+use crate::kernels;
 use crate::launch::LaunchGrid;
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::CudaDense;
 
 /// Elements of a row that a block of the activation kernel processes.
@@ -23,7 +25,7 @@ impl ModelRunner {
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let (n, n_ff, n_in) = (batch.size.n_tokens, w.up.n_rows, w.up.n_in);
         let (activation, parameter) = w.activation;
-        let (gated, packed) = (self.buffers.gated.ptr(), self.buffers.packed_gated.ptr());
+        let (gated, packed) = (self.buffers.gated.slice(), self.buffers.packed_gated.ptr());
         match &w.gate {
             Some(gate) if w.fuses_activation => {
                 let product = LinearOp {
@@ -37,23 +39,23 @@ impl ModelRunner {
                 self.product(&product, input, n_in, n)?;
             }
             Some(_) | None => {
-                let gate_up = self.buffers.gate_up.ptr();
+                let gate_up = self.buffers.gate_up.slice();
                 let parts: Vec<_> = w.gate.iter().chain([&w.up]).zip([0, n_ff]).collect();
                 let stride = parts.len() * n_ff;
-                let up = if w.gate.is_some() { gate_up + 4 * n_ff as u64 } else { 0 };
+                let up = if w.gate.is_some() { gate_up.skip(n_ff) } else { DeviceSlice::NONE };
                 let product = LinearOp {
                     label: "gate and up",
                     n_out: stride,
                     matrices: parts,
-                    bias: w.bias.as_ref().map_or(0, CudaBuffer::ptr),
+                    bias: w.bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
                     y: gate_up,
                     ..LinearOp::stored("", &w.up)
                 };
                 self.product(&product, input, n_in, n)?;
                 let args = ActivationArgs {
-                    gate: gate_up,
-                    up,
-                    out: gated,
+                    gate: gate_up.ptr(),
+                    up: up.ptr(),
+                    out: gated.ptr(),
                     packed,
                     gate_stride: stride as u32,
                     up_stride: stride as u32,
@@ -72,9 +74,14 @@ impl ModelRunner {
     /// Launches the activation kernel for `n_tokens` rows. The result is packed as well, where the product that follows reads
     /// packed rows.
     pub(super) fn activate(&mut self, args: ActivationArgs, n_tokens: usize) -> Result<(), CudaError> {
-        let packed = if self.uses_f32_inputs(n_tokens) { 0 } else { args.packed };
+        let packed = if self.uses_f32_inputs(n_tokens) { DevicePtr::NULL } else { args.packed };
         let args = ActivationArgs { packed, n_token_tiles: self.packed_layout(n_tokens), ..args };
         let blocks = (args.n_ff as usize).div_ceil(ELEMENTS_OF_A_BLOCK);
-        self.launch("activation", "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, &args)
+        self.launch(
+            kernels::ACTIVATION,
+            "",
+            LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 },
+            &args,
+        )
     }
 }

@@ -9,8 +9,10 @@ use super::ModelRunner;
 use super::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shared_bytes, previous_power_of_two};
 use crate::CudaError;
 use crate::args::{Epilogue, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, SortArgs};
+use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::{PANEL, TILE};
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
 
 /// Most blocks of a launch in its second dimension.
@@ -22,19 +24,23 @@ const MAX_GROUPS: usize = 1024;
 /// Tokens from which on items are sorted, even if each group has few.
 const MANY_TOKENS: usize = 32;
 
-/// Average items of a group from which on a block of the GEMM takes 16 tiles of 8 items, else 4.
+/// Average items of a group from which on a block of the GEMM takes [`MOST_TILES`] tiles of 8 items, else [`FEW_TILES`].
 const MANY_ITEMS: usize = 64;
+/// The tiles of a block of `grouped_matmul_16_*`.
+const MOST_TILES: usize = 16;
+/// The tiles of a block of `grouped_matmul_4_*`.
+const FEW_TILES: usize = 4;
 
 /// Items sorted by group on the device. Each group begins at a multiple of 8 places, a tile of the GEMM; the places between
 /// groups are empty.
 #[derive(Clone, Copy)]
 pub(super) struct SortedItems {
-    /// Address of the item at each place, u32 `[n_places]`.
-    items: u64,
-    /// Address of the list of work for the GEMM's blocks: a group and some of its tiles each.
-    work: u64,
-    /// Address of the length of that list.
-    n_work: u64,
+    /// The item at each place, `[n_places]`.
+    items: DevicePtr<u32>,
+    /// The list of work for the GEMM's blocks: a group and some of its tiles each.
+    work: DevicePtr<[u32; 4]>,
+    /// The length of that list.
+    n_work: DevicePtr<u32>,
     /// Places, including empty ones.
     n_places: usize,
     /// Groups: experts or heads.
@@ -72,16 +78,16 @@ pub(super) struct GroupedLinearOp<'a> {
     pub(super) epilogue: Epilogue,
     /// The activation of a gated product, by its number in the kernels.
     pub(super) activation: u32,
-    /// Address of the group of each item, u32; 0: the group of item `i` is `i % n`.
-    pub(super) groups: u64,
-    /// Address of the input. Item `i` reads the row that begins at element `i / items_a_row * x_stride`.
-    pub(super) x: u64,
+    /// The group of each item; null: the group of item `i` is `i % n`.
+    pub(super) groups: DevicePtr<u32>,
+    /// The input: F32 rows, or packed F16 rows for a grouped GEMM. Item `i` reads the row that begins at element `i / items_a_row * x_stride`.
+    pub(super) x: DeviceSlice<f32>,
     /// Items that read the same row of the input.
     pub(super) items_a_row: usize,
     /// Elements from a row of the input to the next one.
     pub(super) x_stride: usize,
-    /// Address of the result. Item `i` is written from element `i * y_stride` on.
-    pub(super) y: u64,
+    /// The result: F32 rows, or packed F16 rows of a gated grouped GEMM. Item `i` is written from element `i * y_stride` on.
+    pub(super) y: DeviceSlice<f32>,
     /// Elements from a row of the result to the next one.
     pub(super) y_stride: usize,
 }
@@ -108,11 +114,11 @@ impl ModelRunner {
                 groups: p.groups,
                 n_groups: p.first.n as u32,
                 n_in: n_in as u32,
-                x: p.x,
+                x: p.x.ptr(),
                 items_a_row: p.items_a_row as u32,
                 x_stride: p.x_stride as u32,
-                bias: [p.first.bias(), p.second.map_or(0, CudaStack::bias)],
-                y: p.y,
+                bias: [p.first.bias(), p.second.map_or(DevicePtr::NULL, CudaStack::bias)],
+                y: p.y.ptr(),
                 y_stride: p.y_stride as u32,
                 first_item: first_item as u32,
                 warps_per_tile: warps_per_tile as u32,
@@ -122,7 +128,7 @@ impl ModelRunner {
             };
             let n = (n_items - first_item).min(MOST_ITEMS);
             let grid = LaunchGrid { blocks: [blocks, n, parts], threads: 32 * WARPS, shared };
-            self.launch("grouped_matvec", p.label, grid, &args)?;
+            self.launch(kernels::GROUPED_MATVEC, p.label, grid, &args)?;
         }
         Ok(())
     }
@@ -136,26 +142,29 @@ impl ModelRunner {
     /// Sorts items by group, to scratch of [`sorted_elements`].
     pub(super) fn sort_by_group(
         &mut self,
-        groups: u64,
+        groups: DevicePtr<u32>,
         n_items: usize,
         n_groups: usize,
-        [items, work]: [u64; 2],
+        [items, work]: [DeviceSlice<f32>; 2],
     ) -> Result<SortedItems, CudaError> {
-        let tiles_of_work = if n_items / n_groups >= MANY_ITEMS { 16 } else { 4 };
+        let tiles_of_work = if n_items / n_groups >= MANY_ITEMS { MOST_TILES } else { FEW_TILES };
         let n_places = max_places(n_items, n_groups);
-        let sorted = SortedItems { items, work: work + 16, n_work: work, n_places, n_groups, tiles_of_work };
+        // The length of the list is before it, in a vector of its own.
+        let (items, n_work) = (items.cast().ptr(), work.cast().ptr());
+        let work = work.cast::<[u32; 4]>().skip(1).ptr();
+        let sorted = SortedItems { items, work, n_work, n_places, n_groups, tiles_of_work };
         let args = SortArgs {
             groups,
             n_items: n_items as u32,
             n_groups: n_groups as u32,
             items,
-            work: sorted.work,
-            n_work: sorted.n_work,
+            work,
+            n_work,
             n_slots: n_places as u32,
             tiles_of_work: tiles_of_work as u32,
         };
         self.launch(
-            "sort_by_group",
+            kernels::SORT_BY_GROUP,
             "",
             LaunchGrid { blocks: [1, 1, 1], threads: MAX_GROUPS, shared: 12 * MAX_GROUPS },
             &args,
@@ -167,20 +176,20 @@ impl ModelRunner {
     pub(super) fn gather_rows(
         &mut self,
         sorted: &SortedItems,
-        (x, items_a_row, x_stride): (u64, usize, usize),
+        (x, items_a_row, x_stride): (DeviceSlice<f32>, usize, usize),
         n_in: usize,
-        packed: u64,
+        packed: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
         let args = GatherArgs {
-            x,
+            x: x.ptr(),
             items: sorted.items,
-            packed,
+            packed: packed.cast().ptr(),
             items_a_row: items_a_row as u32,
             x_stride: x_stride as u32,
             n_in: n_in as u32,
             n_slots: sorted.n_places as u32,
         };
-        self.launch("gather", "", LaunchGrid { blocks: [sorted.n_places, 1, 1], threads: 128, shared: 0 }, &args)
+        self.launch(kernels::GATHER, "", LaunchGrid { blocks: [sorted.n_places, 1, 1], threads: 128, shared: 0 }, &args)
     }
 
     /// Launches the grouped GEMM of sorted items, whose packed rows `p.x` is. The results go to the items' rows at `p.y`; those
@@ -193,11 +202,11 @@ impl ModelRunner {
             tile_bytes: [first.1, second.1],
             work: sorted.work,
             n_work: sorted.n_work,
-            x: p.x,
-            bias: [p.first.bias(), p.second.map_or(0, CudaStack::bias)],
+            x: p.x.cast().ptr(),
+            bias: [p.first.bias(), p.second.map_or(DevicePtr::NULL, CudaStack::bias)],
             items: sorted.items,
-            y: if gated { 0 } else { p.y },
-            packed: if gated { p.y } else { 0 },
+            y: if gated { DevicePtr::NULL } else { p.y.ptr() },
+            packed: if gated { p.y.cast().ptr() } else { DevicePtr::NULL },
             n_slots: sorted.n_places as u32,
             n_out: p.y_stride as u32,
             output: p.epilogue as u32,
@@ -210,10 +219,10 @@ impl ModelRunner {
         let unlike = p.second.filter(|second| !gated && !second.pairs_with(p.first));
         let parts = if p.second.is_some() && !gated && unlike.is_none() { 2 } else { 1 };
         let grid = LaunchGrid { blocks: [rows, most_work, parts], threads: 256, shared: 4 * tiles * 1024 };
-        let name = |stack: &CudaStack| format!("grouped_matmul_{tiles}_{}", stack.layout().name());
-        self.launch(&name(p.first), p.label, grid, &args)?;
+        let of_layouts = if tiles == MOST_TILES { kernels::GROUPED_MATMUL_16 } else { kernels::GROUPED_MATMUL_4 };
+        self.launch(of_layouts[p.first.layout() as usize], p.label, grid, &args)?;
         if let Some(stack) = unlike {
-            let y = p.y + 4 * p.first.n_rows as u64;
+            let y = p.y.skip(p.first.n_rows);
             return self.grouped_gemm(&GroupedLinearOp { first: stack, second: None, y, ..*p }, sorted);
         }
         Ok(())

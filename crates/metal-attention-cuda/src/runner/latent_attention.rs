@@ -4,7 +4,7 @@
 //! In the absorbed form: each head's query is multiplied by its key expansion before attention, so that it can be compared with
 //! compressed rows directly, and attention's result by its value expansion afterwards.
 
-use metal_attention_model::{CacheType, LatentAttentionSpec, RopeLayout};
+use metal_attention_model::{LatentAttentionSpec, RopeLayout};
 
 use super::grouped::{GroupedLinearOp, SortedItems, packed_elements, sorted_elements};
 use super::layer::SublayerOutput;
@@ -13,7 +13,9 @@ use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::activations::n_splits;
 use crate::args::{Epilogue, LatentAttentionArgs, LatentInputsArgs};
+use crate::kernels::{self, of_cache};
 use crate::launch::LaunchGrid;
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
 use crate::weights::CudaLatentAttention;
 
@@ -65,7 +67,7 @@ impl ModelRunner {
             None => self.store_all(batch, "queries", [&w.q], input, q)?,
         }
         let sorted = if self.uses_grouped_gemm(n, n * n_head, n_head) {
-            Some((self.sort_by_group(0, n * n_head, n_head, [items, work])?, packed))
+            Some((self.sort_by_group(DevicePtr::NULL, n * n_head, n_head, [items, work])?, packed))
         } else {
             None
         };
@@ -77,16 +79,16 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "attention output", linear: &w.out, input })
     }
 
-    /// Launches the product of each head's part of the rows at `x` with the head's own matrix. `sorted`: the items sorted by
-    /// head and an address for packed rows, to use a grouped GEMM.
+    /// Launches the product of each head's part of the rows `x` with the head's own matrix. `sorted`: the items sorted by
+    /// head and scratch for packed rows, to use a grouped GEMM.
     fn head_products(
         &mut self,
         batch: MicroBatch<'_>,
         label: &'static str,
         stack: &CudaStack,
-        sorted: Option<(SortedItems, u64)>,
-        (x, x_stride): (u64, usize),
-        (y, y_stride): (u64, usize),
+        sorted: Option<(SortedItems, DeviceSlice<f32>)>,
+        (x, x_stride): (DeviceSlice<f32>, usize),
+        (y, y_stride): (DeviceSlice<f32>, usize),
     ) -> Result<(), CudaError> {
         let product = GroupedLinearOp {
             label,
@@ -94,7 +96,7 @@ impl ModelRunner {
             second: None,
             epilogue: Epilogue::Store,
             activation: 0,
-            groups: 0,
+            groups: DevicePtr::NULL,
             x,
             items_a_row: 1,
             x_stride,
@@ -113,19 +115,19 @@ impl ModelRunner {
         batch: MicroBatch<'_>,
         i: usize,
         w: &CudaLatentAttention,
-        [q, kv, queries]: [u64; 3],
+        [q, kv, queries]: [DeviceSlice<f32>; 3],
     ) -> Result<(), CudaError> {
         let spec = &w.spec;
-        let [cache, _] = batch.cache.layer_addresses(i);
+        let [cache, _] = batch.cache.layer_pages(i);
         let args = LatentInputsArgs {
             tokens: self.buffers.tokens.ptr(),
             pages: batch.cache.page_table_of_layer(i),
             cache,
-            q,
-            kv,
+            q: q.ptr(),
+            kv: kv.ptr(),
             norm: w.kv_a_norm.ptr(),
             rope: w.rope,
-            queries,
+            queries: queries.ptr(),
             n_head: spec.n_head as u32,
             n_nope: spec.n_nope as u32,
             rank: spec.kv_rank as u32,
@@ -142,7 +144,7 @@ impl ModelRunner {
             offset: spec.temperature.map_or(0, |temperature| temperature.offset as u32),
         };
         let grid = LaunchGrid { blocks: [1 + spec.n_head, batch.size.n_tokens, 1], threads: 128, shared: 0 };
-        self.launch(&format!("latent_inputs_{}", element(batch)), "", grid, &args)
+        self.launch(of_cache(kernels::LATENT_INPUTS, batch.cache.cache_type), "", grid, &args)
     }
 
     /// Launches attention over the compressed rows, and the merge of its split-KV results.
@@ -151,18 +153,18 @@ impl ModelRunner {
         batch: MicroBatch<'_>,
         i: usize,
         w: &CudaLatentAttention,
-        [queries, out]: [u64; 2],
+        [queries, out]: [DeviceSlice<f32>; 2],
     ) -> Result<(), CudaError> {
         let (spec, n) = (&w.spec, batch.size.n_tokens);
-        let [cache, _] = batch.cache.layer_addresses(i);
+        let [cache, _] = batch.cache.layer_pages(i);
         let head_blocks = spec.n_head.div_ceil(HEADS);
         let splits = n_splits(n, head_blocks);
         let args = LatentAttentionArgs {
             tokens: self.buffers.tokens.ptr(),
             pages: batch.cache.page_table_of_layer(i),
             cache,
-            queries,
-            out,
+            queries: queries.ptr(),
+            out: out.ptr(),
             partial: self.buffers.partial.ptr(),
             n_head: spec.n_head as u32,
             rank: spec.kv_rank as u32,
@@ -173,19 +175,11 @@ impl ModelRunner {
         let vectors = ((spec.kv_rank + spec.shared_dim) * bytes).div_ceil(16);
         let shared = POSITIONS * (vectors | 1) * 16 + 4 * HEADS * vectors * (16 / bytes);
         let grid = LaunchGrid { blocks: [head_blocks, splits, n], threads: 32 * HEADS, shared };
-        self.launch(&format!("latent_attention_{}", element(batch)), "", grid, &args)?;
+        self.launch(of_cache(kernels::LATENT_ATTENTION, batch.cache.cache_type), "", grid, &args)?;
         if splits > 1 {
             let grid = LaunchGrid { blocks: [spec.n_head, n, 1], threads: 128, shared: 0 };
-            self.launch("latent_merge", "", grid, &args)?;
+            self.launch(kernels::LATENT_MERGE, "", grid, &args)?;
         }
         Ok(())
-    }
-}
-
-/// The name of the cache's element type in kernel names.
-fn element(batch: MicroBatch<'_>) -> &'static str {
-    match batch.cache.cache_type {
-        CacheType::F16 => "f16",
-        CacheType::F32 => "f32",
     }
 }

@@ -11,6 +11,7 @@ use super::scratch::{feed_forward_reads_rows, mixer_reads_rows};
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{Epilogue, ExpertsSumArgs, NormArgs};
+use crate::slice::DeviceSlice;
 use crate::weights::{CudaLayer, CudaLinear, CudaNorm, CudaParts};
 
 /// The result of a mixer or a feed-forward, mostly not computed yet. A mixer may have several, which are added.
@@ -18,8 +19,8 @@ use crate::weights::{CudaLayer, CudaLinear, CudaNorm, CudaParts};
 pub(super) enum SublayerOutput<'w> {
     /// The product `linear` of `input`.
     Product { label: &'static str, linear: &'w CudaLinear, input: LinearInput },
-    /// F32 rows `[n_tokens, n_embd]` at this address.
-    Rows(u64),
+    /// F32 rows `[n_tokens, n_embd]`.
+    Rows(DeviceSlice<f32>),
     /// The weighted sum over the experts of each token. `out`, `add` and `scale` are still to be set.
     Sum(ExpertsSumArgs),
 }
@@ -108,7 +109,7 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
         if let (FeedForward::Experts(w), Some(norm)) = (&layer.feed_forward, norm)
             && self.runner.router_norms(self.batch, w, norm)
         {
-            let input = LinearInput::Rows { x: self.runner.buffers.h.ptr(), norm: 0, eps: 0.0 };
+            let input = LinearInput::rows(self.runner.buffers.h.slice());
             return Ok(BranchInput { input, router_norm: Some(norm) });
         }
         let as_rows = feed_forward_reads_rows(&layer.feed_forward);
@@ -138,16 +139,16 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
     }
 
     fn normalize(&mut self, norm: &'w CudaNorm) -> Result<(), CudaError> {
-        let x = self.runner.buffers.x.ptr();
+        let x = self.runner.buffers.x.slice();
         let args = norm_args(Some(norm), x, self.batch.spec.n_embd);
-        self.runner.norm(NormArgs { out: x, ..args }, self.batch.size.n_tokens)
+        self.runner.norm(NormArgs { out: x.ptr(), ..args }, self.batch.size.n_tokens)
     }
 
     fn finish(&mut self, layer: &'w CudaLayer) -> Result<(), CudaError> {
         self.runner.add_layer_embedding(self.batch, self.i, layer)?;
         if layer.output_scale != 1.0 {
-            let x = self.runner.buffers.x.ptr();
-            let args = NormArgs { out: x, scale: layer.output_scale, ..norm_args(None, x, self.batch.spec.n_embd) };
+            let x = self.runner.buffers.x.slice();
+            let args = NormArgs { out: x.ptr(), scale: layer.output_scale, ..norm_args(None, x, self.batch.spec.n_embd) };
             self.runner.norm(args, self.batch.size.n_tokens)?;
         }
         Ok(())
@@ -182,7 +183,7 @@ impl ModelRunner {
         scale: f32,
     ) -> Result<(), CudaError> {
         let (n, n_embd, x, result) =
-            (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.ptr(), self.buffers.result.ptr());
+            (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.slice(), self.buffers.result.slice());
         for (i, sum) in outputs.iter().enumerate() {
             // A norm, and a sum over the ranks, need the complete sum of the outputs in `result`; else each output is added to
             // `x` directly.
@@ -199,11 +200,11 @@ impl ModelRunner {
                 }
                 SublayerOutput::Sum(args) => {
                     let add = u32::from(epilogue == Epilogue::Add);
-                    self.experts_sum(batch, &ExpertsSumArgs { out: y, add, scale, ..args })?;
+                    self.experts_sum(batch, &ExpertsSumArgs { out: y.ptr(), add, scale, ..args })?;
                 }
                 SublayerOutput::Rows(rows) => {
                     let accumulate = u32::from(epilogue == Epilogue::Add);
-                    self.norm(NormArgs { out: y, scale, accumulate, ..norm_args(None, rows, n_embd) }, n)?;
+                    self.norm(NormArgs { out: y.ptr(), scale, accumulate, ..norm_args(None, rows, n_embd) }, n)?;
                 }
             }
         }
@@ -212,7 +213,7 @@ impl ModelRunner {
             self.all_reduce(result, out, n * n_embd, how)?;
         }
         if norm.is_some() && !outputs.is_empty() {
-            self.norm(NormArgs { out: x, scale, accumulate: 1, ..norm_args(norm, result, n_embd) }, n)?;
+            self.norm(NormArgs { out: x.ptr(), scale, accumulate: 1, ..norm_args(norm, result, n_embd) }, n)?;
         }
         Ok(())
     }

@@ -13,8 +13,10 @@ use super::ModelRunner;
 use crate::CudaError;
 use crate::args::{Epilogue, MAX_MATRICES, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs};
 use crate::device::CudaBuffer;
+use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
+use crate::slice::{DevicePtr, DeviceSlice, F16};
 use crate::support::norm_kind;
 use crate::weights::{CudaLinear, CudaNorm};
 
@@ -33,14 +35,20 @@ pub(super) const BLOCKS_PER_SM: usize = 2;
 /// Panels that a warp has in flight.
 pub(super) const PREFETCHED_PANELS: usize = 4;
 
-/// The input rows of a product, by device address.
+/// The input rows of a product.
 #[derive(Clone, Copy)]
 pub(super) enum LinearInput {
-    /// F32 rows `[n_tokens, n_in]` at `x`. The kernel applies an RMSNorm with the weights at `norm` and epsilon `eps`; 0: no
-    /// norm.
-    Rows { x: u64, norm: u64, eps: f32 },
+    /// F32 rows `x`, `[n_tokens, n_in]`. The kernel applies an RMSNorm with the weights `norm` and epsilon `eps`; null: no norm.
+    Rows { x: DeviceSlice<f32>, norm: DevicePtr<f32>, eps: f32 },
     /// F16 rows, packed (`Activations::packed_..`).
-    Packed(u64),
+    Packed(DeviceSlice<F16>),
+}
+
+impl LinearInput {
+    /// F32 rows without a norm.
+    pub(super) fn rows(x: DeviceSlice<f32>) -> Self {
+        Self::Rows { x, norm: DevicePtr::NULL, eps: 0.0 }
+    }
 }
 
 /// A product of all tokens of a micro-batch with one or more matrices that have the same input.
@@ -58,12 +66,12 @@ pub(super) struct LinearOp<'a> {
     pub(super) activation: u32,
     /// Factor on what is added, for [`Epilogue::Add`].
     pub(super) scale: f32,
-    /// Address of the bias `[n_out]`, or 0; gated products have none.
-    pub(super) bias: u64,
-    /// Address of the result, F32 `[n_tokens, n_out]`.
-    pub(super) y: u64,
-    /// Address of the result as packed F16, where a gated product of the GEMM path stores it so instead of to `y`; else 0.
-    pub(super) packed: u64,
+    /// The bias `[n_out]`, or null; gated products have none.
+    pub(super) bias: DevicePtr<f32>,
+    /// The result, F32 `[n_tokens, n_out]`.
+    pub(super) y: DeviceSlice<f32>,
+    /// The result as packed F16, where a gated product of the GEMM path stores it so instead of to `y`; else null.
+    pub(super) packed: DevicePtr<F16>,
 }
 
 impl<'a> LinearOp<'a> {
@@ -76,9 +84,9 @@ impl<'a> LinearOp<'a> {
             epilogue: Epilogue::Store,
             activation: 0,
             scale: 1.0,
-            bias: 0,
-            y: 0,
-            packed: 0,
+            bias: DevicePtr::NULL,
+            y: DeviceSlice::NONE,
+            packed: DevicePtr::NULL,
         }
     }
 
@@ -93,7 +101,7 @@ impl<'a> LinearOp<'a> {
             activation: self.activation,
             scale: self.scale,
             bias: self.bias,
-            y: self.y,
+            y: self.y.ptr(),
             ..bytemuck::Zeroable::zeroed()
         }
     }
@@ -147,15 +155,15 @@ pub(super) fn matrix_args(matrices: &[(&CudaMatrix, usize)]) -> [MatrixArgs; MAX
     args
 }
 
-/// Arguments of the norm kernel for rows of `n_in` elements at `x`; without `norm` it only copies. The caller sets the output.
-pub(super) fn norm_args(norm: Option<&CudaNorm>, x: u64, n_in: usize) -> NormArgs {
+/// Arguments of the norm kernel for rows `x` of `n_in` elements; without `norm` it only copies. The caller sets the output.
+pub(super) fn norm_args(norm: Option<&CudaNorm>, x: DeviceSlice<f32>, n_in: usize) -> NormArgs {
     NormArgs {
-        x,
-        weight: norm.map_or(0, |norm| norm.weight.ptr()),
-        bias: norm.and_then(|norm| norm.bias.as_ref()).map_or(0, CudaBuffer::ptr),
-        packed: 0,
-        out: 0,
-        rows: 0,
+        x: x.ptr(),
+        weight: norm.map_or(DevicePtr::NULL, |norm| norm.weight.ptr()),
+        bias: norm.and_then(|norm| norm.bias.as_ref()).map_or(DevicePtr::NULL, CudaBuffer::ptr),
+        packed: DevicePtr::NULL,
+        out: DevicePtr::NULL,
+        rows: DevicePtr::NULL,
         n_in: n_in as u32,
         n_token_tiles: 0,
         kind: norm.map_or(0, |norm| norm_kind(norm.kind)),
@@ -193,9 +201,9 @@ impl ModelRunner {
     /// Rows that exist both as F32 and packed, in the form that products of `n_tokens` tokens read.
     pub(super) fn input(&self, rows: &CudaBuffer, packed: &CudaBuffer, n_tokens: usize) -> LinearInput {
         if self.uses_f32_inputs(n_tokens) {
-            LinearInput::Rows { x: rows.ptr(), norm: 0, eps: 0.0 }
+            LinearInput::rows(rows.slice())
         } else {
-            LinearInput::Packed(packed.ptr())
+            LinearInput::Packed(packed.slice())
         }
     }
 
@@ -207,19 +215,19 @@ impl ModelRunner {
         n_embd: usize,
         n_tokens: usize,
     ) -> Result<LinearInput, CudaError> {
-        let (x, h, packed) = (self.buffers.x.ptr(), self.buffers.h.ptr(), self.buffers.packed_x.ptr());
+        let (x, h, packed) = (self.buffers.x.slice(), self.buffers.h.slice(), self.buffers.packed_x.slice());
         if !self.uses_f32_inputs(n_tokens) {
-            self.norm(NormArgs { packed, ..norm_args(norm, x, n_embd) }, n_tokens)?;
+            self.norm(NormArgs { packed: packed.ptr(), ..norm_args(norm, x, n_embd) }, n_tokens)?;
             return Ok(LinearInput::Packed(packed));
         }
         match norm {
-            None => Ok(LinearInput::Rows { x, norm: 0, eps: 0.0 }),
+            None => Ok(LinearInput::rows(x)),
             Some(norm) if norm.fuses_with_product() => {
                 Ok(LinearInput::Rows { x, norm: norm.weight.ptr(), eps: norm.eps })
             }
             Some(_) => {
-                self.norm(NormArgs { out: h, ..norm_args(norm, x, n_embd) }, n_tokens)?;
-                Ok(LinearInput::Rows { x: h, norm: 0, eps: 0.0 })
+                self.norm(NormArgs { out: h.ptr(), ..norm_args(norm, x, n_embd) }, n_tokens)?;
+                Ok(LinearInput::rows(h))
             }
         }
     }
@@ -231,23 +239,23 @@ impl ModelRunner {
         n_embd: usize,
         n_tokens: usize,
     ) -> Result<LinearInput, CudaError> {
-        let (x, h, packed) = (self.buffers.x.ptr(), self.buffers.h.ptr(), self.buffers.packed_x.ptr());
-        let args = NormArgs { out: h, ..norm_args(norm, x, n_embd) };
+        let (x, h, packed) = (self.buffers.x.slice(), self.buffers.h.slice(), self.buffers.packed_x.slice());
+        let args = NormArgs { out: h.ptr(), ..norm_args(norm, x, n_embd) };
         if self.uses_f32_inputs(n_tokens) {
             self.norm(args, n_tokens)?;
-            return Ok(LinearInput::Rows { x: h, norm: 0, eps: 0.0 });
+            return Ok(LinearInput::rows(h));
         }
-        self.norm(NormArgs { packed, ..args }, n_tokens)?;
+        self.norm(NormArgs { packed: packed.ptr(), ..args }, n_tokens)?;
         Ok(LinearInput::Packed(packed))
     }
 
-    /// F32 rows of `n_in` elements at `x`, at most as wide as `packed_rows` allows, as input of products.
-    pub(super) fn rows(&mut self, x: u64, n_in: usize, n_tokens: usize) -> Result<LinearInput, CudaError> {
+    /// The F32 rows `x` of `n_in` elements, at most as wide as `packed_rows` allows, as input of products.
+    pub(super) fn rows(&mut self, x: DeviceSlice<f32>, n_in: usize, n_tokens: usize) -> Result<LinearInput, CudaError> {
         if self.uses_f32_inputs(n_tokens) {
-            return Ok(LinearInput::Rows { x, norm: 0, eps: 0.0 });
+            return Ok(LinearInput::rows(x));
         }
-        let packed = self.buffers.packed_rows.ptr();
-        self.norm(NormArgs { packed, ..norm_args(None, x, n_in) }, n_tokens)?;
+        let packed = self.buffers.packed_rows.slice();
+        self.norm(NormArgs { packed: packed.ptr(), ..norm_args(None, x, n_in) }, n_tokens)?;
         Ok(LinearInput::Packed(packed))
     }
 
@@ -255,7 +263,7 @@ impl ModelRunner {
     pub(super) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
         let n_token_tiles = self.packed_layout(n_rows);
         let grid = LaunchGrid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
-        self.launch("norm_rows", "", grid, &NormArgs { n_token_tiles, ..args })
+        self.launch(kernels::NORM_ROWS, "", grid, &NormArgs { n_token_tiles, ..args })
     }
 
     /// Launches the product with one matrix, stored to `y`.
@@ -264,7 +272,7 @@ impl ModelRunner {
         label: &'static str,
         linear: &CudaLinear,
         input: LinearInput,
-        y: u64,
+        y: DeviceSlice<f32>,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
         let product = LinearOp { y, bias: linear.bias(), ..LinearOp::stored(label, &linear.weight) };
@@ -288,7 +296,6 @@ impl ModelRunner {
     ) -> Result<(), CudaError> {
         match input {
             LinearInput::Rows { x, norm, eps } => {
-                let at = |rows: u64, token: usize, width: usize| rows + (4 * token * width) as u64;
                 let tokens = self.gemv_tokens(&p.matrices.iter().map(|(matrix, _)| matrix.layout), n_in);
                 let groups = if n_in.is_multiple_of(4) && tokens == GEMV_TOKENS { n_tokens / tokens } else { 0 };
                 let first = if groups > 1 { groups * GEMV_TOKENS } else { 0 };
@@ -297,7 +304,8 @@ impl ModelRunner {
                 }
                 for token in (first..n_tokens).step_by(tokens) {
                     let n = (n_tokens - token).min(tokens);
-                    self.gemv(p, at(x, token, n_in), norm, eps, 0, at(p.y, token, p.n_out), n_in, n)?;
+                    let rows = x.skip(token * n_in);
+                    self.gemv(p, rows, norm, eps, DevicePtr::NULL, p.y.skip(token * p.n_out), n_in, n)?;
                 }
                 Ok(())
             }
@@ -306,16 +314,16 @@ impl ModelRunner {
     }
 
     /// Launches one GEMV for `n_tokens` tokens, at most [`GEMV_TOKENS`]. `x`, `norm` and `eps` are those of [`LinearInput::Rows`]. `rows`
-    /// is the address of the indices of the tokens' rows in `x`, u32 `[n_tokens]`; 0: rows 0, 1, ... The result goes to `y`.
-    #[expect(clippy::too_many_arguments, reason = "the addresses of a product")]
+    /// are the indices of the tokens' rows in `x`, `[n_tokens]`; null: rows 0, 1, ... The result goes to `y`.
+    #[expect(clippy::too_many_arguments, reason = "the operands of a product")]
     pub(super) fn gemv(
         &mut self,
         p: &LinearOp<'_>,
-        x: u64,
-        norm: u64,
+        x: DeviceSlice<f32>,
+        norm: DevicePtr<f32>,
         eps: f32,
-        rows: u64,
-        y: u64,
+        rows: DevicePtr<u32>,
+        y: DeviceSlice<f32>,
         n_in: usize,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
@@ -347,16 +355,17 @@ impl ModelRunner {
             *end = n_blocks as u32;
         }
         let warps_per_tile = warps_per_tile as u32;
+        let (x, y) = (x.ptr(), y.ptr());
         let args = MatvecArgs { block_ends, warps_per_tile, eps, x, norm, y, rows, ..p.gemv_args(&p.matrices, n_in) };
         let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
-        self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.label, grid, &args)
+        self.launch(kernels::MATVEC[n_tokens - 1], p.label, grid, &args)
     }
 
     /// Launches the product of `groups` times [`GEMV_TOKENS`] tokens.
     fn gemv_token_groups(
         &mut self,
         p: &LinearOp<'_>,
-        (x, norm, eps): (u64, u64, f32),
+        (x, norm, eps): (DeviceSlice<f32>, DevicePtr<f32>, f32),
         n_in: usize,
         groups: usize,
     ) -> Result<(), CudaError> {
@@ -373,10 +382,10 @@ impl ModelRunner {
             // A block prepares its input once and then takes several tiles.
             let blocks = (BLOCKS_PER_SM * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
             let (block_ends, warps_per_tile) = ([blocks as u32; MAX_MATRICES], warps_per_tile as u32);
-            let args = MatvecArgs { block_ends, warps_per_tile, eps, x, norm, ..p.gemv_args(matrices, n_in) };
+            let args = MatvecArgs { block_ends, warps_per_tile, eps, x: x.ptr(), norm, ..p.gemv_args(matrices, n_in) };
             let shared = gemv_shared_bytes(matrices.iter().map(|(matrix, _)| matrix.layout), n_panels, GEMV_TOKENS);
             let grid = LaunchGrid { blocks: [blocks, groups, 1], threads: 32 * WARPS, shared };
-            self.launch("matvec_rows", p.label, grid, &args)?;
+            self.launch(kernels::MATVEC_ROWS, p.label, grid, &args)?;
         }
         Ok(())
     }
@@ -385,9 +394,9 @@ impl ModelRunner {
     fn odd_rows(
         &mut self,
         p: &LinearOp<'_>,
-        x: u64,
-        rows: u64,
-        y: u64,
+        x: DeviceSlice<f32>,
+        rows: DevicePtr<u32>,
+        y: DeviceSlice<f32>,
         n_in: usize,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
@@ -395,9 +404,9 @@ impl ModelRunner {
             let args = OddRowsArgs {
                 a: a.args(first),
                 b: b.args(first),
-                x,
+                x: x.ptr(),
                 bias: p.bias,
-                y,
+                y: y.ptr(),
                 rows,
                 n_in: n_in as u32,
                 n_out: p.n_out as u32,
@@ -407,14 +416,14 @@ impl ModelRunner {
                 unused: 0,
             };
             let grid = LaunchGrid { blocks: [a.n_rows.div_ceil(128), n_tokens, 1], threads: 128, shared: 0 };
-            self.launch("odd_rows", p.label, grid, &args)?;
+            self.launch(kernels::ODD_ROWS, p.label, grid, &args)?;
         }
         Ok(())
     }
 
-    /// Launches the GEMM of packed rows at `x`: `matmul_few` up to [`ModelRunner::max_few_tokens`] tokens, above that `matmul_wide` where
+    /// Launches the GEMM of the packed rows `x`: `matmul_few` up to [`ModelRunner::max_few_tokens`] tokens, above that `matmul_wide` where
     /// the device has warpgroup instructions, else `matmul`.
-    pub(super) fn gemm(&mut self, p: &LinearOp<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
+    pub(super) fn gemm(&mut self, p: &LinearOp<'_>, x: DeviceSlice<F16>, n_tokens: usize) -> Result<(), CudaError> {
         // The GEMM without warpgroup instructions supports one layout for gate and up.
         let layouts_differ =
             p.epilogue == Epilogue::Gated && p.matrices.iter().any(|(part, _)| part.layout != p.matrices[0].0.layout);
@@ -431,7 +440,7 @@ impl ModelRunner {
             let args = MatmulArgs {
                 a: a.args(first),
                 b: b.args(first),
-                x,
+                x: x.ptr(),
                 n_tokens: n_tokens as u32,
                 n_token_tiles: token_tiles as u32,
                 n_out: p.n_out as u32,
@@ -439,7 +448,7 @@ impl ModelRunner {
                 activation: p.activation,
                 scale: p.scale,
                 bias: p.bias,
-                y: p.y,
+                y: p.y.ptr(),
                 packed: p.packed,
                 y_token_tiles: token_tiles as u32,
                 unused: 0,
@@ -447,7 +456,7 @@ impl ModelRunner {
             let rows = a.n_tiles().div_ceil(if gated { 4 } else { 8 });
             let grid =
                 LaunchGrid { blocks: [token_tiles.div_ceil(16), rows, 1], threads: 32 * WARPS, shared: 4 * 16 * 1024 };
-            self.launch(&format!("matmul_{}", a.layout.name()), p.label, grid, &args)?;
+            self.launch(kernels::MATMUL[a.layout as usize], p.label, grid, &args)?;
         }
         Ok(())
     }

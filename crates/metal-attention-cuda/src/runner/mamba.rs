@@ -12,7 +12,9 @@ use crate::args::{
     ConvolutionArgs, FusedMamba2Args, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs, RowsArgs, SelectArgs,
 };
 use crate::device::CudaBuffer;
+use crate::kernels;
 use crate::launch::LaunchGrid;
+use crate::slice::DevicePtr;
 use crate::weights::{CudaMamba, CudaMamba2};
 
 /// Scratch widths of Mamba: `x` and `z`; `x` after the convolution; the selection, that is, `dt`, `B` and `C` before norms;
@@ -26,9 +28,9 @@ pub(super) fn widths2(spec: &Mamba2Spec) -> [usize; 3] {
     [spec.input_width(), spec.conv_width(), spec.width()]
 }
 
-/// The address of a vector, or 0.
-fn ptr(vector: Option<&CudaBuffer>) -> u64 {
-    vector.map_or(0, CudaBuffer::ptr)
+/// The address of a vector, or null.
+fn ptr(vector: Option<&CudaBuffer>) -> DevicePtr<f32> {
+    vector.map_or(DevicePtr::NULL, CudaBuffer::ptr)
 }
 
 impl ModelRunner {
@@ -49,7 +51,7 @@ impl ModelRunner {
             x: RowsArgs::new(inputs, stride, width),
             taps: w.taps.ptr(),
             bias: ptr(w.conv_bias.as_ref()),
-            out: conv,
+            out: conv.ptr(),
             channels: channels as u32,
             n_tap: spec.n_tap as u32,
             block: channels as u32,
@@ -79,17 +81,18 @@ impl ModelRunner {
         };
         let around = Self::convolution_of(batch, i, convolution);
         if let Some(fused) = self.fused_decode_args(batch, RecurrenceKernel::MAMBA2, &args.scan, around, None) {
-            self.launch_fused_decode(batch, RecurrenceKernel::MAMBA2, &args.scan, &FusedMamba2Args { args, fused })?;
+            let args = FusedMamba2Args { args, fused };
+            self.launch_fused_decode(batch, RecurrenceKernel::MAMBA2, kernels::MAMBA2_ALONE, &args.args.scan, &args)?;
         } else {
             self.convolution(batch, i, convolution)?;
-            self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.scan, &args)?;
+            self.launch_scan(batch, RecurrenceKernel::MAMBA2, kernels::MAMBA2, &args.scan, &args)?;
         }
         // A norm over the whole row is applied by the output product; a norm of groups is a launch.
         let of_row = w.norm.as_ref().filter(|_| spec.n_group == 1);
         if let Some(norm) = w.norm.as_ref().filter(|_| spec.n_group > 1) {
             let norm = GroupNormArgs {
-                x: out,
-                out,
+                x: out.ptr(),
+                out: out.ptr(),
                 weight: norm.weight.ptr(),
                 n: (width / spec.n_group) as u32,
                 n_group: spec.n_group as u32,
@@ -126,7 +129,7 @@ impl ModelRunner {
             x: RowsArgs::new(inputs, 2 * width, first),
             taps: w.taps.ptr(),
             bias: ptr(w.conv_bias.as_ref()),
-            out: conv,
+            out: conv.ptr(),
             channels: width as u32,
             n_tap: spec.n_tap as u32,
             block: block as u32,
@@ -136,10 +139,10 @@ impl ModelRunner {
         self.convolution(batch, i, args)?;
         self.store_rows(batch, "Mamba selection", &w.select, conv, chosen)?;
         let args = SelectArgs {
-            chosen,
-            dt: low,
-            bc,
-            weights: w.norms.as_ref().map_or([0; 3], |norms| norms.each_ref().map(CudaBuffer::ptr)),
+            chosen: chosen.ptr(),
+            dt: low.ptr(),
+            bc: bc.ptr(),
+            weights: w.norms.as_ref().map_or([DevicePtr::NULL; 3], |norms| norms.each_ref().map(CudaBuffer::ptr)),
             n: select.n as u32,
             rank: spec.dt_rank as u32,
             d_state: d_state as u32,
@@ -148,29 +151,29 @@ impl ModelRunner {
             unused: 0,
         };
         self.launch(
-            "mamba_select",
+            kernels::MAMBA_SELECT,
             "",
             LaunchGrid { blocks: [batch.size.n_tokens, 1, 1], threads: 96, shared: 0 },
             &args,
         )?;
         // The scan adds the bias.
         let input = self.rows_input(batch, low, spec.dt_rank, None)?;
-        self.store_matrices(batch, "Mamba dt", [&w.dt.weight], 0, input, dt)?;
+        self.store_matrices(batch, "Mamba dt", [&w.dt.weight], DevicePtr::NULL, input, dt)?;
         let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * width);
         let dt_bias = w.dt.bias();
         match spec.decay {
             MambaDecay::Channels => {
                 let args = MambaArgs {
                     scan: Self::scan_args(batch, RecurrenceKernel::MAMBA, states, out, [1, d_state, width]),
-                    x: conv,
-                    dt,
-                    bc,
+                    x: conv.ptr(),
+                    dt: dt.ptr(),
+                    bc: bc.ptr(),
                     gate: RowsArgs::new(inputs, 2 * width, width),
                     dt_bias,
                     a: w.a.ptr(),
                     d: w.d.ptr(),
                 };
-                self.launch_scan(batch, RecurrenceKernel::MAMBA, &args.scan, &args)?;
+                self.launch_scan(batch, RecurrenceKernel::MAMBA, kernels::MAMBA, &args.scan, &args)?;
             }
             MambaDecay::Heads(n_head) => {
                 let head_dim = width / n_head;
@@ -187,7 +190,7 @@ impl ModelRunner {
                     heads_of_group: n_head as u32,
                     gate_step: 2 * head_dim as u32,
                 };
-                self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.scan, &args)?;
+                self.launch_scan(batch, RecurrenceKernel::MAMBA2, kernels::MAMBA2, &args.scan, &args)?;
             }
         }
         let input = self.rows_input(batch, out, width, None)?;

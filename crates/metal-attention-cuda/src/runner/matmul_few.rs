@@ -10,8 +10,10 @@ use super::linear::{BLOCKS_PER_SM, LinearOp, WARPS, matrix_args, previous_power_
 use crate::CudaError;
 use crate::args::{Epilogue, MatmulFewArgs};
 use crate::device::CudaSummary;
+use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
+use crate::slice::{DeviceSlice, F16};
 
 /// Most tiles of 8 tokens of a block.
 const MAX_TOKEN_TILES: usize = 4;
@@ -75,12 +77,12 @@ fn tiles_per_block(warps_per_tile: usize, gated: bool) -> usize {
 }
 
 impl ModelRunner {
-    /// Launches the product of packed rows at `x` with some of the matrices of `p`.
+    /// Launches the product of the packed rows `x` with some of the matrices of `p`.
     pub(super) fn matmul_few(
         &mut self,
         p: &LinearOp<'_>,
         matrices: &[(&CudaMatrix, usize)],
-        x: u64,
+        x: DeviceSlice<F16>,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
         let gated = p.epilogue == Epilogue::Gated;
@@ -97,7 +99,7 @@ impl ModelRunner {
             matrices: matrices_args,
             n_matrices: matrices.len() as u32,
             blocks,
-            x,
+            x: x.ptr(),
             n_tokens: n_tokens as u32,
             n_token_tiles: n_token_tiles as u32,
             n_out: p.n_out as u32,
@@ -105,7 +107,7 @@ impl ModelRunner {
             activation: p.activation,
             scale: p.scale,
             bias: p.bias,
-            y: p.y,
+            y: p.y.ptr(),
             packed: p.packed,
             y_token_tiles: n_token_tiles as u32,
             warps_per_tile: warps_per_tile as u32,
@@ -119,7 +121,7 @@ impl ModelRunner {
             threads: 32 * WARPS,
             shared: WARPS * 2 * tiles * FRAGMENT_BYTES,
         };
-        self.launch(&format!("matmul_few_{tiles}"), p.label, grid, &args)
+        self.launch(kernels::MATMUL_FEW[tiles.ilog2() as usize], p.label, grid, &args)
     }
 }
 

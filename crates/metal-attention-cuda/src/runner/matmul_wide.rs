@@ -10,8 +10,10 @@ use super::linear::{LinearOp, matrix_args};
 use crate::CudaError;
 use crate::args::{Epilogue, MatmulWideArgs};
 use crate::device::CudaSummary;
+use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
+use crate::slice::{DeviceSlice, F16};
 
 /// Row tiles of a block; of a gated product half as many of the gate and of up.
 const TILES: usize = 8;
@@ -80,12 +82,12 @@ impl ModelRunner {
         n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
     }
 
-    /// Launches the product of packed rows at `x` with some of the matrices of `p`.
+    /// Launches the product of the packed rows `x` with some of the matrices of `p`.
     pub(super) fn matmul_wide(
         &mut self,
         p: &LinearOp<'_>,
         matrices: &[(&CudaMatrix, usize)],
-        x: u64,
+        x: DeviceSlice<F16>,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
         let matrices_args = matrix_args(matrices);
@@ -98,7 +100,7 @@ impl ModelRunner {
             matrices: matrices_args,
             n_matrices: matrices.len() as u32,
             blocks,
-            x,
+            x: x.ptr(),
             n_tokens: n_tokens as u32,
             n_token_tiles,
             n_out: p.n_out as u32,
@@ -106,7 +108,7 @@ impl ModelRunner {
             activation: p.activation,
             scale: p.scale,
             bias: p.bias,
-            y: p.y,
+            y: p.y.ptr(),
             packed: p.packed,
             n_splits: n_splits as u32,
             unused: 0,
@@ -115,7 +117,7 @@ impl ModelRunner {
         };
         let grid =
             LaunchGrid { blocks: [n_tokens.div_ceil(tokens), row_blocks, n_splits], threads: THREADS, shared: SHARED };
-        self.launch(&format!("matmul_wide_{tokens}"), p.label, grid, &args)
+        self.launch(kernels::MATMUL_WIDE[(tokens / TOKENS[0]).ilog2() as usize], p.label, grid, &args)
     }
 }
 

@@ -6,12 +6,15 @@
 //! tokens in shared memory. In decode steps, where every run is one token, a fused kernel does convolution, scan and norm of a
 //! whole head in one launch (`fused_decode` of `recurrence.cuh`).
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, FusedDecodeArgs, GroupNormArgs, ScanArgs, StatesArgs};
+use crate::kernels::EntryPoint;
 use crate::launch::LaunchGrid;
+use crate::reach::KernelArgs;
+use crate::slice::DeviceSlice;
 
 /// Most tokens of a tile.
 const TILE: usize = 16;
@@ -39,11 +42,9 @@ fn preparing_threads(n_blocks: usize, n_sm: usize, longest: usize) -> usize {
     }
 }
 
-/// The kernels of one kind of recurrence, and the geometry of their blocks: `R` of `recurrence.cuh`.
+/// The geometry of the blocks of one kind of recurrence: `R` of `recurrence.cuh`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RecurrenceKernel {
-    /// The kernels' name, without the number of rows of a thread.
-    name: &'static str,
     /// Threads that share a column of the state.
     lanes: usize,
     /// Columns of the state of a block.
@@ -56,26 +57,31 @@ pub(super) struct RecurrenceKernel {
 
 impl RecurrenceKernel {
     /// The gated delta rule, with a decay for each head.
-    pub(super) const DELTA_RULE: Self = Self::per_head("delta_rule", 2, 1);
+    pub(super) const DELTA_RULE: Self = Self::per_head(2, 1);
     /// The gated delta rule, with a decay for each channel of a head.
-    pub(super) const DELTA_RULE_OF_CHANNELS: Self = Self::per_head("delta_rule_of_channels", 3, 1);
+    pub(super) const DELTA_RULE_OF_CHANNELS: Self = Self::per_head(3, 1);
     /// Mamba: one head, whose columns are the channels.
-    pub(super) const MAMBA: Self = Self { name: "mamba", lanes: 4, columns: 32, vectors: 2, values: 4 };
+    pub(super) const MAMBA: Self = Self { lanes: 4, columns: 32, vectors: 2, values: 4 };
     /// Mamba-2.
-    pub(super) const MAMBA2: Self = Self::per_head("mamba2", 2, 3);
+    pub(super) const MAMBA2: Self = Self::per_head(2, 3);
     /// RWKV-6.
-    pub(super) const RWKV6: Self = Self::per_head("rwkv6", 3, 1);
+    pub(super) const RWKV6: Self = Self::per_head(3, 1);
     /// RWKV-7.
-    pub(super) const RWKV7: Self = Self::per_head("rwkv7", 5, 1);
+    pub(super) const RWKV7: Self = Self::per_head(5, 1);
 
     /// A recurrence with a matrix for each head.
-    const fn per_head(name: &'static str, vectors: usize, values: usize) -> Self {
-        Self { name, lanes: 16, columns: 16, vectors, values }
+    const fn per_head(vectors: usize, values: usize) -> Self {
+        Self { lanes: 16, columns: 16, vectors, values }
     }
 
     /// Rows of the state of a thread, for keys of `key_dim` numbers.
     fn rows(self, key_dim: usize) -> usize {
         4 * key_dim.div_ceil(4 * self.lanes).next_power_of_two()
+    }
+
+    /// The kernel of a family, one for 4, 8 and 16 rows of a thread each, for keys of `key_dim` numbers.
+    fn for_keys<A>(self, family: [EntryPoint<A>; 3], key_dim: usize) -> EntryPoint<A> {
+        family[(self.rows(key_dim) / 4).ilog2() as usize]
     }
 
     /// Bytes of a prepared token in shared memory: `Prepared` of `recurrence.cuh`.
@@ -103,19 +109,19 @@ impl RecurrenceKernel {
 }
 
 impl ModelRunner {
-    /// Arguments of a scan over all runs, from `states` to rows at `out`.
+    /// Arguments of a scan over all runs, from `states` to the rows `out`.
     pub(super) fn scan_args(
         batch: MicroBatch<'_>,
         kernel: RecurrenceKernel,
         states: StatesArgs,
-        out: u64,
+        out: DeviceSlice<f32>,
         [n_head, key_dim, value_dim]: [usize; 3],
     ) -> ScanArgs {
         let (runs, sizes) = Self::runs(batch);
         ScanArgs {
             runs,
             states,
-            out,
+            out: out.ptr(),
             n_head: n_head as u32,
             key_dim: key_dim as u32,
             value_dim: value_dim as u32,
@@ -123,11 +129,12 @@ impl ModelRunner {
         }
     }
 
-    /// Launches a scan. `args` are the arguments of the kernel, which begin with `scan`.
-    pub(super) fn launch_scan<A: Pod>(
+    /// Launches a scan by a kernel of `family`. `args` are its arguments, which begin with `scan`.
+    pub(super) fn launch_scan<A: KernelArgs>(
         &mut self,
         batch: MicroBatch<'_>,
         kernel: RecurrenceKernel,
+        family: [EntryPoint<A>; 3],
         scan: &ScanArgs,
         args: &A,
     ) -> Result<(), CudaError> {
@@ -139,7 +146,7 @@ impl ModelRunner {
             threads: SCAN_THREADS + preparing_threads(blocks[0] * blocks[1], self.gpu.summary().n_sm, sizes.longest),
             shared: 2 * scan.tile as usize * kernel.token_bytes(key_dim),
         };
-        self.launch(&format!("{}_{}", kernel.name, kernel.rows(key_dim)), "", grid, args)
+        self.launch(kernel.for_keys(family, key_dim), "", grid, args)
     }
 
     /// The further arguments of the fused decode kernel: the convolution before the scan and the norm of each head after it, if
@@ -159,11 +166,12 @@ impl ModelRunner {
         is_decode.then(|| FusedDecodeArgs { convolution, norm, tickets: self.buffers.tickets.ptr() })
     }
 
-    /// Launches the fused decode kernel. `args` are its arguments, which begin with `scan`.
-    pub(super) fn launch_fused_decode<A: Pod>(
+    /// Launches the fused decode kernel, one of `family`. `args` are its arguments, which begin with `scan`.
+    pub(super) fn launch_fused_decode<A: KernelArgs>(
         &mut self,
         batch: MicroBatch<'_>,
         kernel: RecurrenceKernel,
+        family: [EntryPoint<A>; 3],
         scan: &ScanArgs,
         args: &A,
     ) -> Result<(), CudaError> {
@@ -171,7 +179,7 @@ impl ModelRunner {
         let (key_dim, value_dim) = (scan.key_dim as usize, scan.value_dim as usize);
         let (warps, shared) = kernel.fused_decode_block(1, key_dim, value_dim).expect("a head within the limits");
         let grid = LaunchGrid { blocks: [scan.n_head as usize, sizes.n, 1], threads: 32 * warps, shared };
-        self.launch(&format!("{}_alone_{}", kernel.name, kernel.rows(key_dim)), "", grid, args)
+        self.launch(kernel.for_keys(family, key_dim), "", grid, args)
     }
 }
 

@@ -15,8 +15,10 @@ use crate::args::{
     RowsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SideProductArgs, SideProductsArgs, StatesArgs, TokenShiftArgs,
 };
 use crate::device::CudaBuffer;
+use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::{CudaChannelMix, CudaLinear, CudaLowRank, CudaRwkv6, CudaRwkv7};
 
 /// Scratch widths of RWKV-6: the mixed inputs; the data-dependent part of the interpolation, before and after its expansion;
@@ -51,10 +53,10 @@ const MAX_CHANGED: usize = 1024;
 struct SideProduct<'w> {
     /// The matrix and its bias.
     linear: &'w CudaLinear,
-    /// Address of the input row.
-    x: u64,
-    /// Address of the result.
-    y: u64,
+    /// The input row.
+    x: DeviceSlice<f32>,
+    /// The result.
+    y: DeviceSlice<f32>,
     /// The function on the input.
     function: InputFunction,
 }
@@ -65,24 +67,24 @@ struct LowRank<'w> {
     weights: &'w CudaLowRank,
     /// The function on the inner row.
     function: Option<ElementwiseFunction>,
-    /// Address of the input rows.
-    x: u64,
-    /// Address of the inner rows.
-    middle: u64,
-    /// Address of the result.
-    y: u64,
+    /// The input rows.
+    x: DeviceSlice<f32>,
+    /// The inner rows.
+    middle: DeviceSlice<f32>,
+    /// The result.
+    y: DeviceSlice<f32>,
 }
 
 /// A token shift: `n_mix` interpolations between each token's normalised input and that of the token before it.
 struct TokenShiftOp {
     /// The previous inputs.
     states: StatesArgs,
-    /// Address of the interpolation weights, `[n_mix, width]`.
-    lerps: u64,
-    /// Address of what is added to the interpolation weights of each token; 0: nothing.
-    offsets: u64,
-    /// Address of the result, `[n_mix, n_tokens, width]`.
-    out: u64,
+    /// The interpolation weights, `[n_mix, width]`.
+    lerps: DeviceSlice<f32>,
+    /// What is added to the interpolation weights of each token, or [`DeviceSlice::NONE`].
+    offsets: DeviceSlice<f32>,
+    /// The result, `[n_mix, n_tokens, width]`.
+    out: DeviceSlice<f32>,
     /// Elements of a row.
     width: usize,
     /// Interpolations.
@@ -91,9 +93,10 @@ struct TokenShiftOp {
     advance: bool,
 }
 
-/// The address of the mixed inputs number `m`, `[n_tokens, width]`.
-fn mix_address(batch: MicroBatch<'_>, mixed: u64, width: usize, m: usize) -> u64 {
-    mixed + 4 * (m * batch.size.n_tokens * width) as u64
+/// The mixed inputs number `m`, `[n_tokens, width]`.
+fn mix_rows(batch: MicroBatch<'_>, mixed: DeviceSlice<f32>, width: usize, m: usize) -> DeviceSlice<f32> {
+    let n = batch.size.n_tokens * width;
+    mixed.skip(m * n).take(n)
 }
 
 impl<'w> LowRank<'w> {
@@ -152,8 +155,8 @@ impl ModelRunner {
             shared = shared.max(gemv_shared_bytes([matrix.layout].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
             *to = SideProductArgs {
                 matrix: matrix.args(0),
-                x: product.x,
-                y: product.y,
+                x: product.x.ptr(),
+                y: product.y.ptr(),
                 n_in: matrix.n_in as u32,
                 end: n_blocks as u32,
                 warps_per_tile: warps_per_tile as u32,
@@ -162,7 +165,7 @@ impl ModelRunner {
         }
         assert!(products.len() <= MAX_SIDE_PRODUCTS, "{} products", products.len());
         let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
-        self.launch("side_products", label, grid, &args)
+        self.launch(kernels::SIDE_PRODUCTS, label, grid, &args)
     }
 
     /// Launches a token shift of the normalised input in `h`.
@@ -172,28 +175,28 @@ impl ModelRunner {
             runs,
             states: shift.states,
             x: self.buffers.h.ptr(),
-            lerps: shift.lerps,
-            more: shift.offsets,
-            out: shift.out,
+            lerps: shift.lerps.ptr(),
+            more: shift.offsets.ptr(),
+            out: shift.out.ptr(),
             width: shift.width as u32,
             n_mix: shift.n_mix as u32,
             n_tokens: batch.size.n_tokens as u32,
             advance: u32::from(shift.advance),
         };
-        self.launch("token_shift", "", Self::channels_of_runs(batch, shift.width), &args)
+        self.launch(kernels::TOKEN_SHIFT, "", Self::channels_of_runs(batch, shift.width), &args)
     }
 
-    /// Launches `y = up(function(down(x)))`, with the inner row at `middle`.
+    /// Launches `y = up(function(down(x)))`, with the inner rows `middle`.
     fn low_rank(
         &mut self,
         batch: MicroBatch<'_>,
         w: &CudaLowRank,
         function: Option<ElementwiseFunction>,
-        [x, middle, y]: [u64; 3],
+        [x, middle, y]: [DeviceSlice<f32>; 3],
     ) -> Result<(), CudaError> {
         self.store_rows(batch, "low rank", &w.down, x, middle)?;
         if let Some(function) = function {
-            self.elementwise(batch, function, middle, 0, w.down.weight.n_rows)?;
+            self.elementwise(batch, function, middle, DeviceSlice::NONE, w.down.weight.n_rows)?;
         }
         self.store_rows(batch, "low rank", &w.up, middle, y)
     }
@@ -212,18 +215,31 @@ impl ModelRunner {
         let states = batch.recurrent.of_layer(i, width * dim);
         // The interpolation weights depend on a first interpolation, so the previous token's input is read twice, and stored
         // after the second time.
-        let once =
-            TokenShiftOp { states, lerps: w.lerp_x.ptr(), offsets: 0, out: mixed, width, n_mix: 1, advance: false };
+        let once = TokenShiftOp {
+            states,
+            lerps: w.lerp_x.slice(),
+            offsets: DeviceSlice::NONE,
+            out: mixed,
+            width,
+            n_mix: 1,
+            advance: false,
+        };
         self.shift(batch, &once)?;
         self.store_rows(batch, "token shift", &w.mix_down, mixed, offsets_low)?;
-        self.elementwise(batch, ElementwiseFunction::Tanh, offsets_low, 0, RWKV6_MIXES * spec.mix_rank)?;
+        self.elementwise(
+            batch,
+            ElementwiseFunction::Tanh,
+            offsets_low,
+            DeviceSlice::NONE,
+            RWKV6_MIXES * spec.mix_rank,
+        )?;
         let up = GroupedLinearOp {
             label: "token shift",
             first: &w.mix_up,
             second: None,
             epilogue: Epilogue::Store,
             activation: 0,
-            groups: 0,
+            groups: DevicePtr::NULL,
             x: offsets_low,
             items_a_row: 1,
             x_stride: spec.mix_rank,
@@ -231,9 +247,12 @@ impl ModelRunner {
             y_stride: width,
         };
         self.grouped_gemv(&up, RWKV6_MIXES * batch.size.n_tokens)?;
-        self.shift(batch, &TokenShiftOp { lerps: w.lerps.ptr(), offsets, n_mix: RWKV6_MIXES, advance: true, ..once })?;
+        self.shift(
+            batch,
+            &TokenShiftOp { lerps: w.lerps.slice(), offsets, n_mix: RWKV6_MIXES, advance: true, ..once },
+        )?;
         // The mixed inputs in order: decay, keys, values, receptance, gate.
-        let of_mix = |m: usize| mix_address(batch, mixed, width, m);
+        let of_mix = |m: usize| mix_rows(batch, mixed, width, m);
         self.low_rank(batch, &w.decay, Some(ElementwiseFunction::Tanh), [of_mix(0), low, decay])?;
         for (linear, m, y) in [(&w.key, 1, k), (&w.value, 2, v), (&w.receptance, 3, r), (&w.gate, 4, gate)] {
             self.store_rows(batch, "time mix", linear, of_mix(m), y)?;
@@ -246,18 +265,22 @@ impl ModelRunner {
                 heads,
                 [n_head, dim, dim],
             ),
-            r,
-            k,
-            v,
-            decay,
+            r: r.ptr(),
+            k: k.ptr(),
+            v: v.ptr(),
+            decay: decay.ptr(),
             decay_bias: w.decay_bias.ptr(),
-            bonus: w.bonus.as_ref().map_or(0, CudaBuffer::ptr),
+            bonus: w.bonus.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
             n_head_kv: spec.n_head_kv as u32,
             unused: 0,
         };
-        self.launch_scan(batch, RecurrenceKernel::RWKV6, &args.scan, &args)?;
+        self.launch_scan(batch, RecurrenceKernel::RWKV6, kernels::RWKV6, &args.scan, &args)?;
         let kind = if spec.bonus { OutputGate::Silu } else { OutputGate::Sigmoid };
-        let norm = GroupNormArgs { x: heads, out: heads, ..head_norm(w.norm.as_ref(), spec.norm_eps(), n_head, dim) };
+        let norm = GroupNormArgs {
+            x: heads.ptr(),
+            out: heads.ptr(),
+            ..head_norm(w.norm.as_ref(), spec.norm_eps(), n_head, dim)
+        };
         let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
         self.group_norm(batch, &norm)?;
         let input = self.rows_input(batch, heads, width, None)?;
@@ -275,13 +298,13 @@ impl ModelRunner {
         let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
         let [mixed, r, k, v, low, decay, rate, value_mix, gate, kappa, heads] = self.scratch_rows(batch, widths7(spec));
         let states = batch.recurrent.of_layer(i, width * dim);
-        let lerps = w.lerps.ptr();
+        let (lerps, offsets) = (w.lerps.slice(), DeviceSlice::NONE);
         self.shift(
             batch,
-            &TokenShiftOp { states, lerps, offsets: 0, out: mixed, width, n_mix: spec.n_mix(), advance: true },
+            &TokenShiftOp { states, lerps, offsets, out: mixed, width, n_mix: spec.n_mix(), advance: true },
         )?;
         // The mixed inputs in order: receptance, decay, keys, values, rate, gate.
-        let of_mix = |m: usize| mix_address(batch, mixed, width, m);
+        let of_mix = |m: usize| mix_rows(batch, mixed, width, m);
         let large = [(&w.receptance, 0, r), (&w.key, 2, k), (&w.value, 3, v)];
         let value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
         let small = [
@@ -290,12 +313,12 @@ impl ModelRunner {
             (value, None, 3, value_mix),
             (w.gate.as_ref(), Some(ElementwiseFunction::Sigmoid), 5, gate),
         ];
-        let mut at = low;
+        let mut rest = low;
         let small = small.into_iter().filter_map(|(weights, function, m, y)| weights.map(|w| (w, function, m, y)));
         let small: Vec<_> = small
             .map(|(weights, function, m, y)| {
-                let middle = at;
-                at += 4 * weights.down.weight.n_rows.next_multiple_of(ALIGNED_RANK) as u64;
+                let middle = rest;
+                rest = rest.skip(weights.down.weight.n_rows.next_multiple_of(ALIGNED_RANK));
                 LowRank { weights, function, x: of_mix(m), middle, y }
             })
             .collect();
@@ -316,37 +339,34 @@ impl ModelRunner {
             }
         }
         let inputs = Rwkv7InputsArgs {
-            decay,
-            rate,
-            k,
-            v,
-            kappa,
+            decay: decay.ptr(),
+            rate: rate.ptr(),
+            k: k.ptr(),
+            v: v.ptr(),
+            kappa: kappa.ptr(),
             decay_bias: w.decay_bias.ptr(),
             rate_bias: w.rate_bias.ptr(),
             removed: w.removed.ptr(),
             kept: w.kept.ptr(),
             first_value: self.buffers.first_value.ptr(),
-            value_mix: if w.first_value.is_some() { value_mix } else { 0 },
-            value_bias: w.first_value.as_ref().map_or(0, |(_, bias)| bias.ptr()),
+            value_mix: if w.first_value.is_some() { value_mix.ptr() } else { DevicePtr::NULL },
+            value_bias: w.first_value.as_ref().map_or(DevicePtr::NULL, |(_, bias)| bias.ptr()),
             n_head: n_head as u32,
             head_dim: dim as u32,
         };
         let grid = LaunchGrid { blocks: [n_head.div_ceil(4), batch.size.n_tokens, 1], threads: 128, shared: 0 };
-        self.launch("rwkv7_inputs", "", grid, &inputs)?;
+        self.launch(kernels::RWKV7_INPUTS, "", grid, &inputs)?;
         let scan =
             Self::scan_args(batch, RecurrenceKernel::RWKV7, batch.recurrent.of_layer(i, 0), heads, [n_head, dim, dim]);
-        self.launch_scan(
-            batch,
-            RecurrenceKernel::RWKV7,
-            &scan,
-            &Rwkv7Args { scan, r, decay, k, v, a: kappa, b: rate },
-        )?;
+        let [a, b] = [kappa, rate].map(DeviceSlice::ptr);
+        let args = Rwkv7Args { scan, r: r.ptr(), decay: decay.ptr(), k: k.ptr(), v: v.ptr(), a, b };
+        self.launch_scan(batch, RecurrenceKernel::RWKV7, kernels::RWKV7, &scan, &args)?;
         let norm = GroupNormArgs {
-            x: heads,
-            out: heads,
-            r,
-            k,
-            v,
+            x: heads.ptr(),
+            out: heads.ptr(),
+            r: r.ptr(),
+            k: k.ptr(),
+            v: v.ptr(),
             factor: w.bonus.ptr(),
             ..head_norm(w.norm.as_ref(), spec.norm_eps(), n_head, dim)
         };
@@ -368,15 +388,16 @@ impl ModelRunner {
         let spec = &w.spec;
         let [mixed, keys, receptance, result] = self.scratch_rows(batch, widths_of_channel_mix(spec));
         let states = batch.recurrent.of_layer(i, w.state);
-        let (lerps, width, n_mix) = (w.lerps.ptr(), spec.n_embd, spec.n_mix());
-        self.shift(batch, &TokenShiftOp { states, lerps, offsets: 0, out: mixed, width, n_mix, advance: true })?;
+        let (lerps, width, n_mix) = (w.lerps.slice(), spec.n_embd, spec.n_mix());
+        let offsets = DeviceSlice::NONE;
+        self.shift(batch, &TokenShiftOp { states, lerps, offsets, out: mixed, width, n_mix, advance: true })?;
         self.store_rows(batch, "channel mix keys", &w.key, mixed, keys)?;
-        self.elementwise(batch, ElementwiseFunction::Squared, keys, 0, spec.width)?;
+        self.elementwise(batch, ElementwiseFunction::Squared, keys, DeviceSlice::NONE, spec.width)?;
         let Some(linear) = &w.receptance else {
             let input = self.rows_input(batch, keys, spec.width, None)?;
             return Ok(SublayerOutput::Product { label: "channel mix values", linear: &w.value, input });
         };
-        self.store_rows(batch, "channel mix receptance", linear, mix_address(batch, mixed, width, 1), receptance)?;
+        self.store_rows(batch, "channel mix receptance", linear, mix_rows(batch, mixed, width, 1), receptance)?;
         self.store_rows(batch, "channel mix values", &w.value, keys, result)?;
         self.elementwise(batch, ElementwiseFunction::SigmoidTimes, result, receptance, spec.n_embd)?;
         Ok(SublayerOutput::Rows(result))
@@ -386,7 +407,7 @@ impl ModelRunner {
 /// Arguments of the norm of each head's result.
 fn head_norm(norm: Option<&[CudaBuffer; 2]>, eps: f32, n_head: usize, dim: usize) -> GroupNormArgs {
     let kind = if norm.is_some() { GroupNormKind::Layer } else { GroupNormKind::None };
-    let [weight, bias] = norm.map_or([0; 2], |norm| norm.each_ref().map(CudaBuffer::ptr));
+    let [weight, bias] = norm.map_or([DevicePtr::NULL; 2], |norm| norm.each_ref().map(CudaBuffer::ptr));
     GroupNormArgs {
         weight,
         bias,

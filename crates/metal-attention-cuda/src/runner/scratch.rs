@@ -13,9 +13,11 @@ use crate::args::{
     ConvolutionArgs, ElementwiseFunction, FunctionArgs, GroupNormArgs, MAX_MATRICES, NormArgs, RunsArgs,
 };
 use crate::device::CudaBuffer;
+use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
 use crate::recurrent_state::RunSizes;
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::{CudaJoined, CudaLinear, CudaNorm};
 
 /// Alignment of each part of the scratch, in elements.
@@ -87,21 +89,28 @@ pub(crate) fn feed_forward_reads_rows<P: Parts>(feed_forward: &FeedForward<P>) -
 }
 
 impl ModelRunner {
-    /// The addresses of scratch rows of these widths for each token. They overwrite those of earlier calls.
-    pub(super) fn scratch_rows<const N: usize>(&self, batch: MicroBatch<'_>, widths: [usize; N]) -> [u64; N] {
+    /// Scratch rows of these widths for each token. They overwrite those of earlier calls.
+    pub(super) fn scratch_rows<const N: usize>(
+        &self,
+        batch: MicroBatch<'_>,
+        widths: [usize; N],
+    ) -> [DeviceSlice<f32>; N] {
         self.scratch(widths.map(|width| width * batch.size.n_tokens))
     }
 
-    /// The addresses of scratch parts of that many elements. They overwrite those of earlier calls.
-    pub(super) fn scratch<const N: usize>(&self, elements: [usize; N]) -> [u64; N] {
-        let mut at = 0;
-        let places = elements.map(|n| {
-            let place = self.buffers.rows.ptr() + 4 * at as u64;
-            at += n.next_multiple_of(ALIGNED);
-            place
+    /// Scratch parts of that many elements. They overwrite those of earlier calls.
+    ///
+    /// # Panics
+    /// If the scratch is smaller than their sum ([`scratch_elements`]).
+    pub(super) fn scratch<const N: usize>(&self, elements: [usize; N]) -> [DeviceSlice<f32>; N] {
+        let mut rest = self.buffers.rows.slice();
+        let parts = elements.map(|n| {
+            let part = rest.take(n);
+            rest = rest.skip(n.next_multiple_of(ALIGNED));
+            part
         });
-        assert!(4 * at as u64 <= self.buffers.rows.bytes(), "{at} elements of rows");
-        places
+        self.buffers.rows.note_parts(&parts);
+        parts
     }
 
     /// F32 rows of the scratch as input of products, perhaps through a norm. May overwrite `x` with the normalised rows, and
@@ -109,14 +118,14 @@ impl ModelRunner {
     pub(super) fn rows_input(
         &mut self,
         batch: MicroBatch<'_>,
-        x: u64,
+        x: DeviceSlice<f32>,
         width: usize,
         norm: Option<&CudaNorm>,
     ) -> Result<LinearInput, CudaError> {
         let n = batch.size.n_tokens;
         if !self.uses_f32_inputs(n) {
-            let packed = self.buffers.packed_rows.ptr();
-            self.norm(NormArgs { packed, ..norm_args(norm, x, width) }, n)?;
+            let packed = self.buffers.packed_rows.slice();
+            self.norm(NormArgs { packed: packed.ptr(), ..norm_args(norm, x, width) }, n)?;
             return Ok(LinearInput::Packed(packed));
         }
         match norm {
@@ -126,19 +135,19 @@ impl ModelRunner {
             Some(norm) => self.norm_rows(batch, x, width, norm, x)?,
             None => {}
         }
-        Ok(LinearInput::Rows { x, norm: 0, eps: 0.0 })
+        Ok(LinearInput::rows(x))
     }
 
     /// Launches `out = norm(x)` for all tokens' rows.
     pub(super) fn norm_rows(
         &mut self,
         batch: MicroBatch<'_>,
-        x: u64,
+        x: DeviceSlice<f32>,
         width: usize,
         norm: &CudaNorm,
-        out: u64,
+        out: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
-        self.norm(NormArgs { out, ..norm_args(Some(norm), x, width) }, batch.size.n_tokens)
+        self.norm(NormArgs { out: out.ptr(), ..norm_args(Some(norm), x, width) }, batch.size.n_tokens)
     }
 
     /// Launches `y = W x + b` for all tokens, with matrices one below the other. Only a single matrix may have a bias.
@@ -148,9 +157,9 @@ impl ModelRunner {
         label: &'static str,
         linears: [&CudaLinear; N],
         input: LinearInput,
-        y: u64,
+        y: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
-        let bias = if let [linear] = linears[..] { linear.bias() } else { 0 };
+        let bias = if let [linear] = linears[..] { linear.bias() } else { DevicePtr::NULL };
         self.store_matrices(batch, label, linears.map(|linear| &linear.weight), bias, input, y)
     }
 
@@ -161,14 +170,14 @@ impl ModelRunner {
         label: &'static str,
         joined: &CudaJoined,
         input: LinearInput,
-        y: u64,
+        y: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
         let mut n_rows = 0;
         let parts = joined.parts.iter().map(|part| {
             n_rows += part.n_rows;
             (part, n_rows - part.n_rows)
         });
-        let bias = joined.bias.as_ref().map_or(0, CudaBuffer::ptr);
+        let bias = joined.bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr);
         for parts in parts.collect::<Vec<_>>().chunks(MAX_MATRICES) {
             let stored = LinearOp::stored(label, parts[0].0);
             let product = LinearOp { matrices: parts.to_vec(), n_out: joined.n_rows(), bias, y, ..stored };
@@ -177,15 +186,15 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Launches `y = W x + b` with matrices one below the other and one bias for all rows (an address, or 0).
+    /// Launches `y = W x + b` with matrices one below the other and one bias for all rows, or null.
     pub(super) fn store_matrices<const N: usize>(
         &mut self,
         batch: MicroBatch<'_>,
         label: &'static str,
         matrices: [&CudaMatrix; N],
-        bias: u64,
+        bias: DevicePtr<f32>,
         input: LinearInput,
-        y: u64,
+        y: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
         let mut n_out = 0;
         let parts = matrices.map(|matrix| {
@@ -200,20 +209,20 @@ impl ModelRunner {
         self.product(&product, input, n_in, batch.size.n_tokens)
     }
 
-    /// Launches `y = W x + b` of F32 rows at `x` that no other product reads.
+    /// Launches `y = W x + b` of the F32 rows `x` that no other product reads.
     pub(super) fn store_rows(
         &mut self,
         batch: MicroBatch<'_>,
         label: &'static str,
         linear: &CudaLinear,
-        x: u64,
-        y: u64,
+        x: DeviceSlice<f32>,
+        y: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
         let input = self.rows_input(batch, x, linear.weight.n_in, None)?;
         self.store_all(batch, label, [linear], input, y)
     }
 
-    /// The runs of the micro-batch: their addresses and sizes.
+    /// The runs of the micro-batch, and their sizes.
     pub(super) fn runs(batch: MicroBatch<'_>) -> (RunsArgs, RunSizes) {
         (batch.recurrent.runs(), batch.size.runs)
     }
@@ -227,8 +236,8 @@ impl ModelRunner {
         args: ConvolutionArgs,
     ) -> Result<(), CudaError> {
         let args = Self::convolution_of(batch, i, args);
-        let name = if args.n_tap <= 4 { "convolution" } else { "convolution_long" };
-        self.launch(name, "", Self::channels_of_runs(batch, args.channels as usize), &args)
+        let entry = if args.n_tap <= 4 { kernels::CONVOLUTION } else { kernels::CONVOLUTION_LONG };
+        self.launch(entry, "", Self::channels_of_runs(batch, args.channels as usize), &args)
     }
 
     /// `args` with the runs of the micro-batch and the states of layer `i`.
@@ -247,26 +256,26 @@ impl ModelRunner {
     /// Launches norm and gate over groups of each token's row.
     pub(super) fn group_norm(&mut self, batch: MicroBatch<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
         // Four elements for each thread, as far as a block has threads.
-        let (name, groups, threads) = match args.n {
-            0..=SMALL_GROUP => ("group_norm_small", 4, 128),
-            n => ("group_norm", 1, (n as usize / 4).next_multiple_of(32).min(1024)),
+        let (entry, groups, threads) = match args.n {
+            0..=SMALL_GROUP => (kernels::GROUP_NORM_SMALL, 4, 128),
+            n => (kernels::GROUP_NORM, 1, (n as usize / 4).next_multiple_of(32).min(1024)),
         };
         let blocks = [(args.n_group as usize).div_ceil(groups), batch.size.n_tokens, 1];
-        self.launch(name, "", LaunchGrid { blocks, threads, shared: 0 }, args)
+        self.launch(entry, "", LaunchGrid { blocks, threads, shared: 0 }, args)
     }
 
-    /// Launches a function of each element of all tokens' rows at `x`; `with` is the address of its second operand, or 0.
+    /// Launches a function of each element of all tokens' rows `x`; `with` is its second operand, or [`DeviceSlice::NONE`].
     pub(super) fn elementwise(
         &mut self,
         batch: MicroBatch<'_>,
         function: ElementwiseFunction,
-        x: u64,
-        with: u64,
+        x: DeviceSlice<f32>,
+        with: DeviceSlice<f32>,
         width: usize,
     ) -> Result<(), CudaError> {
         let n = width * batch.size.n_tokens;
-        let args = FunctionArgs { x, with, n: n as u32, function: function as u32 };
+        let args = FunctionArgs { x: x.ptr(), with: with.ptr(), n: n as u32, function: function as u32 };
         let grid = LaunchGrid { blocks: [n.div_ceil(256).clamp(1, 1024), 1, 1], threads: 256, shared: 0 };
-        self.launch("of_each", "", grid, &args)
+        self.launch(kernels::OF_EACH, "", grid, &args)
     }
 }

@@ -31,7 +31,7 @@ impl ModelRunner {
         let args = ConvolutionArgs {
             x: RowsArgs::new(inputs, 3 * spec.width, 0),
             taps: w.taps.ptr(),
-            out,
+            out: out.ptr(),
             channels: spec.width as u32,
             n_tap: spec.n_tap as u32,
             block: spec.width as u32,

@@ -8,12 +8,14 @@ use super::linear::{LinearInput, norm_args};
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{ActivationArgs, NormArgs, StreamsArgs, StretchArgs};
+use crate::kernels::{self, EntryPoint};
 use crate::launch::LaunchGrid;
+use crate::slice::{DevicePtr, DeviceSlice};
 use crate::support::activation_code;
 use crate::weights::{CudaLayer, CudaLayerStreams, CudaPerLayer, CudaStreams};
 
-/// Rows in a buffer: the address of the first, and the elements from one to the next.
-type StreamRows = (u64, usize);
+/// Rows in a buffer: from the first on, and the elements from one to the next.
+type StreamRows = (DeviceSlice<f32>, usize);
 
 impl ModelRunner {
     /// Launches the per-layer embeddings of all layers: `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`.
@@ -24,15 +26,15 @@ impl ModelRunner {
         n: usize,
     ) -> Result<(), CudaError> {
         let (n_embd, n_layer, width) = (spec.n_embd, spec.n_layer(), w.proj_norm.n);
-        let (inputs, projected) = (self.buffers.per_layer_inputs.ptr(), self.buffers.per_layer_projected.ptr());
+        let (inputs, projected) = (self.buffers.per_layer_inputs.slice(), self.buffers.per_layer_projected.slice());
         let half = std::f32::consts::FRAC_1_SQRT_2;
         self.look_up(&w.table, (width as f32).sqrt() * half, inputs, n)?;
-        let x = self.rows(self.buffers.x.ptr(), n_embd, n)?;
+        let x = self.rows(self.buffers.x.slice(), n_embd, n)?;
         self.store("projection to layers", &w.model_proj, x, projected, n)?;
         // `norm(a x)` is `norm(x)` with an epsilon of `eps / a^2`, so the factor goes into the epsilon.
         let args = norm_args(Some(&w.proj_norm), projected, width);
         let eps = args.eps * n_embd as f32;
-        self.norm(NormArgs { out: inputs, eps, scale: half, accumulate: 1, ..args }, n * n_layer)
+        self.norm(NormArgs { out: inputs.ptr(), eps, scale: half, accumulate: 1, ..args }, n * n_layer)
     }
 
     /// Launches the per-layer embedding of layer `i`: `x += norm(proj(gelu(gate(x)) * input))`. With several streams, the
@@ -54,16 +56,16 @@ impl ModelRunner {
                 scaled: self.buffers.h.ptr(),
                 ..self.streams_args(&w.spec, n_embd)
             };
-            self.mix("correct_streams", &args, n)?;
+            self.mix(kernels::CORRECT_STREAMS, &args, n)?;
         }
-        let x = if streams.is_some() { self.buffers.h.ptr() } else { self.buffers.x.ptr() };
-        let (width, gate) = (own.gate.weight.n_rows, self.buffers.gate_up.ptr());
+        let x = if streams.is_some() { self.buffers.h.slice() } else { self.buffers.x.slice() };
+        let (width, gate) = (own.gate.weight.n_rows, self.buffers.gate_up.slice());
         let input = self.rows(x, n_embd, n)?;
         self.store("gate of an embedding", &own.gate, input, gate, n)?;
         let (activation, parameter) = activation_code(metal_attention_model::Activation::Gelu);
         let args = ActivationArgs {
-            gate,
-            up: self.buffers.per_layer_inputs.ptr() + 4 * (i * width) as u64,
+            gate: gate.ptr(),
+            up: self.buffers.per_layer_inputs.slice().skip(i * width).ptr(),
             out: self.buffers.gated.ptr(),
             packed: self.buffers.packed_gated.ptr(),
             gate_stride: width as u32,
@@ -74,16 +76,16 @@ impl ModelRunner {
             parameter,
         };
         self.activate(args, n)?;
-        let result = self.buffers.result.ptr();
+        let result = self.buffers.result.slice();
         let input = self.input(&self.buffers.gated, &self.buffers.packed_gated, n);
         self.store("projection of an embedding", &own.proj, input, result, n)?;
         let normed = norm_args(Some(&own.post_norm), result, n_embd);
         let Some(streams) = streams else {
             return self.norm(NormArgs { out: self.buffers.x.ptr(), accumulate: 1, ..normed }, n);
         };
-        self.norm(NormArgs { out: result, ..normed }, n)?;
-        let args = StreamsArgs { x: result, ..self.streams_args(&streams.spec, n_embd) };
-        self.mix("add_to_idle_streams", &args, n)
+        self.norm(NormArgs { out: result.ptr(), ..normed }, n)?;
+        let args = StreamsArgs { x: result.ptr(), ..self.streams_args(&streams.spec, n_embd) };
+        self.mix(kernels::ADD_TO_IDLE_STREAMS, &args, n)
     }
 
     /// Launches the streams before the first layer: the first is the embedding, the others are projections of it with the same
@@ -96,7 +98,7 @@ impl ModelRunner {
     ) -> Result<(), CudaError> {
         let (Some(streams), Some(w)) = (&spec.embedding.streams, w) else { return Ok(()) };
         let n_embd = spec.n_embd;
-        let (x, result) = ((self.buffers.x.ptr(), n_embd), (self.buffers.result.ptr(), n_embd));
+        let (x, result) = ((self.buffers.x.slice(), n_embd), (self.buffers.result.slice(), n_embd));
         self.stretch(n_embd, x, None, self.stream(streams, n_embd, 0), n)?;
         let input = self.rows(x.0, n_embd, n)?;
         for (i, proj) in (1..).zip(&w.proj) {
@@ -112,7 +114,7 @@ impl ModelRunner {
         let Some(w) = &layer.streams else { return Ok(()) };
         self.route(n_embd, w, n)?;
         let args = StreamsArgs { matrix: w.predict.ptr(), ..self.streams_args(&w.spec, n_embd) };
-        self.mix("predict_streams", &args, n)
+        self.mix(kernels::PREDICT_STREAMS, &args, n)
     }
 
     /// Launches `laurel = h + norm(r(l(h)))`, where `h` is the mixer's input.
@@ -124,24 +126,24 @@ impl ModelRunner {
     ) -> Result<(), CudaError> {
         let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
         let Some(w) = &layer.streams else { return Ok(()) };
-        let (small, laurel) = (self.buffers.laurel_small.ptr(), self.buffers.laurel.ptr());
+        let (small, laurel) = (self.buffers.laurel_small.slice(), self.buffers.laurel.slice());
         self.store("laurel", &w.laurel_l, input, small, n)?;
         let input = self.rows(small, w.laurel_r.weight.n_in, n)?;
         self.store("laurel", &w.laurel_r, input, laurel, n)?;
-        self.norm(NormArgs { out: laurel, ..norm_args(Some(&w.laurel_norm), laurel, n_embd) }, n)?;
-        let args = norm_args(layer.mixer_norm.as_ref(), self.buffers.x.ptr(), n_embd);
-        self.norm(NormArgs { out: laurel, accumulate: 1, ..args }, n)
+        self.norm(NormArgs { out: laurel.ptr(), ..norm_args(Some(&w.laurel_norm), laurel, n_embd) }, n)?;
+        let args = norm_args(layer.mixer_norm.as_ref(), self.buffers.x.slice(), n_embd);
+        self.norm(NormArgs { out: laurel.ptr(), accumulate: 1, ..args }, n)
     }
 
     /// Launches `x = (x + laurel) / sqrt(2)`, after attention.
     pub(super) fn add_laurel(&mut self, batch: MicroBatch<'_>, layer: &CudaLayer) -> Result<(), CudaError> {
-        let (n, n_embd, x) = (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.ptr());
+        let (n, n_embd, x) = (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.slice());
         if layer.streams.is_none() {
             return Ok(());
         }
-        self.norm(NormArgs { out: x, accumulate: 1, ..norm_args(None, self.buffers.laurel.ptr(), n_embd) }, n)?;
+        self.norm(NormArgs { out: x.ptr(), accumulate: 1, ..norm_args(None, self.buffers.laurel.slice(), n_embd) }, n)?;
         let scale = std::f32::consts::FRAC_1_SQRT_2;
-        self.norm(NormArgs { out: x, scale, ..norm_args(None, x, n_embd) }, n)
+        self.norm(NormArgs { out: x.ptr(), scale, ..norm_args(None, x, n_embd) }, n)
     }
 
     /// Launches the end of the streams after the last layer: `x` becomes the mean of all, each projected and rescaled to the
@@ -155,7 +157,7 @@ impl ModelRunner {
         let (Some(streams), Some(w)) = (&spec.embedding.streams, w) else { return Ok(()) };
         let n_embd = spec.n_embd;
         let (x, h, result) =
-            ((self.buffers.x.ptr(), n_embd), (self.buffers.h.ptr(), n_embd), (self.buffers.result.ptr(), n_embd));
+            [&self.buffers.x, &self.buffers.h, &self.buffers.result].map(|buffer| (buffer.slice(), n_embd)).into();
         for (i, proj) in (1..).zip(&w.unembd_proj) {
             self.stretch(n_embd, self.stream(streams, n_embd, i), None, h, n)?;
             let input = self.rows(h.0, n_embd, n)?;
@@ -164,14 +166,14 @@ impl ModelRunner {
             self.launch_stretch(&StretchArgs { accumulate: 1, ..args }, n)?;
         }
         let scale = 1.0 / streams.n as f32;
-        self.norm(NormArgs { out: x.0, scale, ..norm_args(None, x.0, n_embd) }, n)
+        self.norm(NormArgs { out: x.0.ptr(), scale, ..norm_args(None, x.0, n_embd) }, n)
     }
 
     /// Launches `router = W norm(x) / n_embd`, the coefficients of prediction and correction.
     fn route(&mut self, n_embd: usize, w: &CudaLayerStreams, n: usize) -> Result<(), CudaError> {
-        let (h, router) = (self.buffers.h.ptr(), self.buffers.router.ptr());
-        let args = norm_args(Some(&w.router_norm), self.buffers.x.ptr(), n_embd);
-        self.norm(NormArgs { out: h, scale: 1.0 / n_embd as f32, ..args }, n)?;
+        let (h, router) = (self.buffers.h.slice(), self.buffers.router.slice());
+        let args = norm_args(Some(&w.router_norm), self.buffers.x.slice(), n_embd);
+        self.norm(NormArgs { out: h.ptr(), scale: 1.0 / n_embd as f32, ..args }, n)?;
         let input = self.rows(h, n_embd, n)?;
         self.store("router of streams", &w.router, input, router, n)
     }
@@ -180,25 +182,25 @@ impl ModelRunner {
     fn streams_args(&self, spec: &ResidualStreams, n_embd: usize) -> StreamsArgs {
         StreamsArgs {
             router: self.buffers.router.ptr(),
-            matrix: 0,
+            matrix: DevicePtr::NULL,
             streams: self.buffers.streams.ptr(),
             x: self.buffers.x.ptr(),
-            scale: 0,
-            scaled: 0,
+            scale: DevicePtr::NULL,
+            scaled: DevicePtr::NULL,
             n: n_embd as u32,
             n_streams: spec.n as u32,
         }
     }
 
     /// Launches a kernel with a thread for each element of the residual stream.
-    fn mix(&mut self, name: &str, args: &StreamsArgs, n_tokens: usize) -> Result<(), CudaError> {
+    fn mix(&mut self, entry: EntryPoint<StreamsArgs>, args: &StreamsArgs, n_tokens: usize) -> Result<(), CudaError> {
         let blocks = (args.n as usize).div_ceil(256);
-        self.launch(name, "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
+        self.launch(entry, "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
     }
 
     /// The rows of stream `i`.
     fn stream(&self, spec: &ResidualStreams, n_embd: usize, i: usize) -> StreamRows {
-        (self.buffers.streams.ptr() + 4 * (i * n_embd) as u64, spec.n * n_embd)
+        (self.buffers.streams.slice().skip(i * n_embd), spec.n * n_embd)
     }
 
     /// Launches `y = a`, rescaled to the norm of `goal` if there is one.
@@ -215,17 +217,17 @@ impl ModelRunner {
 
     /// Launches the rescaling kernel, a block for each token.
     fn launch_stretch(&mut self, args: &StretchArgs, n_tokens: usize) -> Result<(), CudaError> {
-        self.launch("stretch", "", LaunchGrid { blocks: [n_tokens, 1, 1], threads: 256, shared: 0 }, args)
+        self.launch(kernels::STRETCH, "", LaunchGrid { blocks: [n_tokens, 1, 1], threads: 256, shared: 0 }, args)
     }
 }
 
 /// Arguments of `y = a`, rescaled to the norm of `goal` if there is one.
 fn stretch_args(n_embd: usize, a: StreamRows, goal: Option<StreamRows>, y: StreamRows) -> StretchArgs {
-    let (goal, goal_stride) = goal.unwrap_or((0, 0));
+    let (goal, goal_stride) = goal.unwrap_or((DeviceSlice::NONE, 0));
     StretchArgs {
-        a: a.0,
-        goal,
-        y: y.0,
+        a: a.0.ptr(),
+        goal: goal.ptr(),
+        y: y.0.ptr(),
         n: n_embd as u32,
         a_stride: a.1 as u32,
         goal_stride: goal_stride as u32,

@@ -8,6 +8,7 @@ use metal_attention_model::TopK;
 use super::ModelRunner;
 use crate::CudaError;
 use crate::args::TopKArgs;
+use crate::kernels;
 use crate::launch::LaunchGrid;
 
 /// Highest logits of each row that are computed: `TOP_K` of `kernels/top_k.cu`.
@@ -53,7 +54,7 @@ impl ModelRunner {
             n_vocab: n_vocab as u32,
             chunk,
         };
-        self.launch("top_k", "", grid, &args)
+        self.launch(kernels::TOP_K, "", grid, &args)
     }
 }
 
@@ -88,9 +89,10 @@ mod tests {
             n_vocab: n_vocab as u32,
             chunk,
         };
-        let kernel = gpu.kernel("top_k").unwrap();
+        let kernel = gpu.kernel(kernels::TOP_K).unwrap();
         for _ in 0..2 {
-            gpu.launch(kernel, grid, &args, LaunchOrder::Overlapped).unwrap();
+            // SAFETY: the buffers have the sizes of the rows, and live until the result is read.
+            unsafe { gpu.launch(kernel, grid, &args, LaunchOrder::Overlapped).unwrap() };
         }
         let mut readback = Readback::new(gpu, best.bytes()).unwrap();
         readback.copy(&best, best.bytes()).unwrap();

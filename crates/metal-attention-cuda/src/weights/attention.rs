@@ -8,6 +8,7 @@ use crate::CudaError;
 use crate::args::{AttentionInputsArgs, HeadArgs};
 use crate::device::CudaBuffer;
 use crate::matrix::CudaMatrix;
+use crate::slice::DevicePtr;
 use crate::support::{AttentionKernels, QkvKernels, attention_kernels, head_codes, mask_code, norm_kind};
 
 /// The weights and constants of a layer's attention. Its input product has rows of queries (each with its gate, if there are
@@ -68,7 +69,7 @@ impl Loader<'_> {
         let weight = |norm: &Option<NormWeights>| self.optional(norm.as_ref().map(|norm| &norm.weight[..]));
         let bias = |norm: &Option<NormWeights>| self.optional(norm.as_ref().and_then(|norm| norm.bias.as_deref()));
         let norms = [weight(&w.q_norm)?, weight(&w.k_norm)?, bias(&w.q_norm)?, bias(&w.k_norm)?];
-        let ptr = |vector: &Option<CudaVector>| vector.as_ref().map_or(0, CudaBuffer::ptr);
+        let ptr = |vector: &Option<CudaVector>| vector.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr);
         let inputs = HeadArgs {
             q_norm: ptr(&norms[0]),
             k_norm: ptr(&norms[1]),

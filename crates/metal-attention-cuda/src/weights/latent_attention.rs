@@ -4,6 +4,7 @@ use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights, Prepare
 
 use super::{CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
+use crate::slice::DevicePtr;
 use crate::stack::CudaStack;
 
 /// The weights of a layer's latent attention.
@@ -25,8 +26,8 @@ pub(crate) struct CudaLatentAttention {
     pub(crate) v_b: CudaStack,
     /// Output, `[n_embd, n_head * value_dim]`.
     pub(crate) out: CudaLinear,
-    /// The address of the RoPE cos/sin table, or 0.
-    pub(crate) rope: u64,
+    /// The RoPE cos/sin table, or null.
+    pub(crate) rope: DevicePtr<[f32; 2]>,
 }
 
 impl Loader<'_> {

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use metal_attention_model::Watch;
 
-use super::{Expected, assert_close, device, poisoned, random, read};
+use super::{Expected, assert_close, device, launch, poisoned, random, read};
 use crate::CudaDevice;
 use crate::args::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 use crate::device::{CudaBuffer, cuda_summaries};
 use crate::exchange::{AbortFlag, CHUNK};
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels::{self, EntryPoint};
+use crate::launch::LaunchGrid;
+use crate::slice::DevicePtr;
 
 /// Words from each rank to each; chunks likewise.
 const N_WORDS: usize = 3001;
@@ -56,12 +58,12 @@ impl Ranks {
     }
 
     fn args(&self, rank: usize) -> ExchangeArgs {
-        let mut mailboxes = [0; MAX_RANKS];
+        let mut mailboxes = [DevicePtr::NULL; MAX_RANKS];
         mailboxes.iter_mut().zip(&self.mailboxes).for_each(|(to, mailbox)| *to = mailbox.ptr());
         ExchangeArgs {
             mailboxes,
             exchanges_done: self.done[rank].ptr(),
-            abort: self.abort.address(),
+            abort: self.abort.ptr(),
             rank: rank as u32,
             n_ranks: self.n() as u32,
             n_words: N_WORDS as u32,
@@ -90,7 +92,7 @@ impl Ranks {
         let gpu = &self.gpus[rank];
         let args = CountExchangesArgs { exchanges_done: self.done[rank].ptr(), n: n as u32, unused: 0 };
         let grid = LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 };
-        gpu.launch(gpu.kernel("count_exchanges").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+        launch(&gpu, kernels::COUNT_EXCHANGES, grid, &args);
     }
 }
 
@@ -100,15 +102,20 @@ fn terms(rank: usize, i: usize, n: usize) -> Vec<f32> {
     random((1000 * rank + i) as u64, n).iter().enumerate().map(|(at, v)| v * size(at)).collect()
 }
 
-/// A step of sums of vectors of `lengths` elements by the kernel `name`, twice, so that all halves of the mailboxes are
+/// A step of sums of vectors of `lengths` elements by a kernel, twice, so that all halves of the mailboxes are
 /// used. `grid`: by the length. `rounds`: whether sums and the terms of other ranks are sent as F16.
-fn check_sums(ranks: &Ranks, name: &str, lengths: &[usize], grid: impl Fn(usize) -> LaunchGrid + Sync, rounds: bool) {
+fn check_sums(
+    ranks: &Ranks,
+    entry: EntryPoint<AllReduceArgs>,
+    lengths: &[usize],
+    grid: impl Fn(usize) -> LaunchGrid + Sync,
+    rounds: bool,
+) {
     for step in 0..2 {
         let scale = [0.75f32, -2.0][step];
         let number = |i: usize| step * lengths.len() + i;
         let before = |i: usize, n: usize| random((500 + number(i)) as u64, n);
         let results = ranks.on_all(|rank, gpu| {
-            let kernel = gpu.kernel(name).unwrap();
             // Launched one after the other, and read afterwards, so that ranks may be ahead of each other.
             let launched: Vec<_> = lengths
                 .iter()
@@ -126,7 +133,7 @@ fn check_sums(ranks: &Ranks, name: &str, lengths: &[usize], grid: impl Fn(usize)
                         scale,
                         exchanges_before: i as u32,
                     };
-                    gpu.launch(kernel, grid(n), &args, LaunchOrder::AfterPrevious).unwrap();
+                    launch(gpu, entry, grid(n), &args);
                     (part, out)
                 })
                 .collect();
@@ -135,7 +142,7 @@ fn check_sums(ranks: &Ranks, name: &str, lengths: &[usize], grid: impl Fn(usize)
         });
         ranks.abort.check().unwrap();
         for (i, &n) in lengths.iter().enumerate() {
-            let what = format!("{name} of {n} elements over {} ranks, exchange {}", ranks.n(), number(i));
+            let what = format!("{} of {n} elements over {} ranks, exchange {}", entry.name, ranks.n(), number(i));
             let all: Vec<_> = (0..ranks.n()).map(|rank| terms(rank, number(i), n)).collect();
             let before = before(i, n);
             let expected: Vec<_> = (0..n)
@@ -164,7 +171,7 @@ fn all_reduces() {
         let Some(ranks) = Ranks::new(n_ranks, exchanges_done) else { return };
         let n_sm = ranks.gpus[0].summary().n_sm;
         let grid = |n: usize| LaunchGrid { blocks: [n.div_ceil(256).clamp(1, n_sm), 1, 1], threads: 256, shared: 0 };
-        check_sums(&ranks, "all_reduce", &[1, 255, 257, 3, N_WORDS], grid, false);
+        check_sums(&ranks, kernels::ALL_REDUCE, &[1, 255, 257, 3, N_WORDS], grid, false);
         for (rank, done) in ranks.done.iter().enumerate() {
             let expected = exchanges_done.wrapping_add(10);
             assert_eq!(read::<u32>(&ranks.gpus[rank], done, 1), [expected], "exchanges of rank {rank}");
@@ -183,8 +190,8 @@ fn sums_by_slices() {
         let Some(ranks) = Ranks::new(n_ranks, exchanges_done) else { return };
         // Ranks without a slice; a last slice that is shorter; slices around a chunk, and of two chunks and a rest.
         let lengths = [4, 8, 4 * n_ranks + 4, CHUNK * n_ranks, CHUNK * n_ranks + 4, 2 * CHUNK * n_ranks + 100];
-        for (name, rounds) in [("sum_slices_exactly", false), ("sum_slices", true)] {
-            check_sums(&ranks, name, &lengths, |n| sliced(n_ranks, n), rounds);
+        for (entry, rounds) in [(kernels::SUM_SLICES_EXACTLY, false), (kernels::SUM_SLICES, true)] {
+            check_sums(&ranks, entry, &lengths, |n| sliced(n_ranks, n), rounds);
         }
     }
 }
@@ -217,8 +224,8 @@ fn all_gathers() {
                 let args =
                     AllGatherArgs { exchange, rows: buffer.ptr(), n_rows, stride, first_columns, exchanges_before: 0 };
                 let grid = LaunchGrid { blocks: [2, 1, 1], threads: 256, shared: 0 };
-                let kernel = gpu.kernel("all_gather").unwrap();
-                gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+                let kernel = kernels::ALL_GATHER;
+                launch(&gpu, kernel, grid, &args);
                 ranks.count(rank, 1);
                 read::<f32>(gpu, &buffer, rows.len())
             });
@@ -244,13 +251,13 @@ fn aborted_exchanges_end() {
     let mailboxes = [0, 1].map(|_| gpu.zeros("mailboxes", bytes as u64).unwrap());
     let (done, terms, out) = (gpu.upload("mailboxes", &[5u32]).unwrap(), random(1, 300), poisoned(&gpu, 300));
     let part = gpu.upload("terms", &terms).unwrap();
-    let mut addresses = [0; MAX_RANKS];
+    let mut addresses = [DevicePtr::NULL; MAX_RANKS];
     addresses.iter_mut().zip(&mailboxes).for_each(|(to, mailbox)| *to = mailbox.ptr());
     let args = AllReduceArgs {
         exchange: ExchangeArgs {
             mailboxes: addresses,
             exchanges_done: done.ptr(),
-            abort: abort.address(),
+            abort: abort.ptr(),
             rank: 0,
             n_ranks: 2,
             n_words: N_WORDS as u32,
@@ -263,9 +270,10 @@ fn aborted_exchanges_end() {
         scale: 1.0,
         exchanges_before: 0,
     };
-    for (name, threads) in [("all_reduce", 256), ("sum_slices", 512), ("sum_slices_exactly", 512)] {
+    for (entry, threads) in [(kernels::ALL_REDUCE, 256), (kernels::SUM_SLICES, 512), (kernels::SUM_SLICES_EXACTLY, 512)]
+    {
         let grid = LaunchGrid { blocks: [1, 1, 1], threads, shared: 0 };
-        gpu.launch(gpu.kernel(name).unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+        launch(&gpu, entry, grid, &args);
         gpu.wait().unwrap();
     }
     assert!(abort.check().is_err());

@@ -4,10 +4,12 @@
 
 use std::sync::Arc;
 
-use super::{Expected, assert_close, device, poisoned, random, read};
+use super::{Expected, assert_close, device, launch, poisoned, random, read};
 use crate::CudaDevice;
 use crate::args::{ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, RouteArgs, WeighArgs};
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
+use crate::slice::DevicePtr;
 
 /// The rules of a router.
 #[derive(Debug, Clone, Copy)]
@@ -124,11 +126,11 @@ fn check_route(gpu: &Arc<CudaDevice>, router: Router, n_tokens: usize, fused: Op
     let [experts, weights, input_weights] = [(); 3].map(|()| poisoned(gpu, n_items));
     let route = RouteArgs {
         products: products.ptr(),
-        choice_bias: if router.choice_bias { choice_buffer.ptr() } else { 0 },
-        expert_scale: if router.expert_scale { scale_buffer.ptr() } else { 0 },
+        choice_bias: if router.choice_bias { choice_buffer.ptr() } else { DevicePtr::NULL },
+        expert_scale: if router.expert_scale { scale_buffer.ptr() } else { DevicePtr::NULL },
         experts: experts.ptr(),
         weights: weights.ptr(),
-        input_weights: if router.weighs_input { input_weights.ptr() } else { 0 },
+        input_weights: if router.weighs_input { input_weights.ptr() } else { DevicePtr::NULL },
         n_expert: n_expert as u32,
         n_used: n_used as u32,
         score: router.score,
@@ -155,7 +157,7 @@ fn check_route(gpu: &Arc<CudaDevice>, router: Router, n_tokens: usize, fused: Op
             eps: 1e-5,
         };
         let grid = LaunchGrid { blocks: [n_expert, n_tokens, 1], threads: 256, shared };
-        gpu.launch(gpu.kernel("route_alone").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+        launch(&gpu, kernels::ROUTE_ALONE, grid, &args);
         let close = |v: &f64| Expected { value: *v, error: ERROR };
         let expected: Vec<_> = normed.iter().map(close).collect();
         assert_close(&read(gpu, &h, n_tokens * n_in), &expected, n_in, &format!("{what}: norm"));
@@ -164,7 +166,7 @@ fn check_route(gpu: &Arc<CudaDevice>, router: Router, n_tokens: usize, fused: Op
         assert_eq!(read::<u32>(gpu, &tickets, n_tokens), vec![0; n_tokens], "{what}: tickets");
     } else {
         let grid = LaunchGrid { blocks: [n_tokens, 1, 1], threads: 32, shared };
-        gpu.launch(gpu.kernel("route").unwrap(), grid, &route, LaunchOrder::AfterPrevious).unwrap();
+        launch(&gpu, kernels::ROUTE, grid, &route);
     }
     let chosen: Vec<(usize, f64)> =
         logits.chunks(n_expert).flat_map(|logits| router.route(logits, &choice_bias)).collect();
@@ -245,7 +247,7 @@ fn weighted_inputs() {
         let args =
             WeighArgs { x: x_buffer.ptr(), weights: weight_buffer.ptr(), out: out.ptr(), n: n_arg, n_used: n_used_arg };
         let grid = LaunchGrid { blocks: [n_tokens * n_used, n.div_ceil(256), 1], threads: 256, shared: 0 };
-        gpu.launch(gpu.kernel("weigh_inputs").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+        launch(&gpu, kernels::WEIGH_INPUTS, grid, &args);
         let got: Vec<f32> = read(&gpu, &out, n_tokens * n_used * n);
         for (i, v) in got.iter().enumerate() {
             let item = i / n;
@@ -271,7 +273,7 @@ fn experts_activations() {
                 limit: 3.5,
             };
             let grid = LaunchGrid { blocks: [n_items, n.div_ceil(256), 1], threads: 256, shared: 0 };
-            gpu.launch(gpu.kernel("experts_activation").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, kernels::EXPERTS_ACTIVATION, grid, &args);
             let mut expected = Vec::new();
             for row in x.chunks(width) {
                 let row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
@@ -303,8 +305,8 @@ fn experts_sums() {
             let args = ExpertsSumArgs {
                 y: y_b.ptr(),
                 weights: weights_b.ptr(),
-                shared: if shared { shared_b.ptr() } else { 0 },
-                gate: if gated { gate_b.ptr() } else { 0 },
+                shared: if shared { shared_b.ptr() } else { DevicePtr::NULL },
+                gate: if gated { gate_b.ptr() } else { DevicePtr::NULL },
                 h: h_b.ptr(),
                 out: out.ptr(),
                 n: n as u32,
@@ -313,7 +315,7 @@ fn experts_sums() {
                 scale: 0.75,
             };
             let grid = LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 };
-            gpu.launch(gpu.kernel("experts_sum").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, kernels::EXPERTS_SUM, grid, &args);
             let mut expected = Vec::new();
             for token in 0..n_tokens {
                 let dot: f64 = (0..n).map(|i| f64::from(h[token * n + i]) * f64::from(gate[i])).sum();

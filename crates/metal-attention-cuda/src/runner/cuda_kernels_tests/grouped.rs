@@ -13,6 +13,7 @@ use super::{Expected, assert_close, packed_len, pass, poisoned, random, read, ro
 use crate::CudaExecutor;
 use crate::args::Epilogue;
 use crate::matrix::WeightLayout;
+use crate::slice::DevicePtr;
 use crate::stack::CudaStack;
 
 /// A grouped product.
@@ -113,24 +114,24 @@ fn check(pass: &mut CudaExecutor, case: Case) {
         second: stacks.get(1),
         epilogue: if gated { Epilogue::Gated } else { Epilogue::Store },
         activation: 0,
-        groups: if case.implicit { 0 } else { group_buffer.ptr() },
-        x: x_buffer.ptr(),
+        groups: if case.implicit { DevicePtr::NULL } else { group_buffer.ptr() },
+        x: x_buffer.slice(),
         items_a_row,
         x_stride,
-        y: y.ptr(),
+        y: y.slice(),
         y_stride,
     };
     let got: Vec<f32> = if case.gemm {
         let [n_places, n_work] = sorted_elements(n_items, n_groups);
         let (items, work) = (poisoned(&gpu, n_places), poisoned(&gpu, n_work));
-        let sorted = runner.sort_by_group(op.groups, n_items, n_groups, [items.ptr(), work.ptr()]).unwrap();
+        let sorted = runner.sort_by_group(op.groups, n_items, n_groups, [items.slice(), work.slice()]).unwrap();
         let places: Vec<u32> = read(&gpu, &items, n_places);
         let words: Vec<u32> = read(&gpu, &work, n_work);
         let entries: Vec<[u32; 4]> =
             words[4..].chunks(4).take(words[0] as usize).map(|v| [v[0], v[1], v[2], v[3]]).collect();
         check_sorted(&places, &entries, &groups, n_groups, &what);
         let packed = poisoned(&gpu, packed_elements(n_items, n_groups, n_in));
-        runner.gather_rows(&sorted, (op.x, items_a_row, x_stride), n_in, packed.ptr()).unwrap();
+        runner.gather_rows(&sorted, (op.x, items_a_row, x_stride), n_in, packed.slice()).unwrap();
         let order = (n_places / 8) as u32;
         let padded = n_in.next_multiple_of(64);
         let rows = unpacked(&read(&gpu, &packed, packed_len(n_in, order)), padded, n_places, order);
@@ -142,8 +143,8 @@ fn check(pass: &mut CudaExecutor, case: Case) {
             }
         }
         let packed_y = poisoned(&gpu, packed_elements(n_items, n_groups, n_rows));
-        op.x = packed.ptr();
-        op.y = if gated { packed_y.ptr() } else { y.ptr() };
+        op.x = packed.slice();
+        op.y = if gated { packed_y.slice() } else { y.slice() };
         runner.grouped_gemm(&op, &sorted).unwrap();
         if gated {
             let by_place = unpacked(&read(&gpu, &packed_y, packed_len(n_rows, order)), n_rows, n_places, order);

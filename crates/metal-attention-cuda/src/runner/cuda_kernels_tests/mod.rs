@@ -11,6 +11,8 @@ mod exchange;
 mod experts;
 mod grouped;
 mod products;
+#[cfg(debug_assertions)]
+mod reach;
 mod recurrent;
 mod repack;
 mod rows;
@@ -25,6 +27,9 @@ use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, T
 use metal_attention_model::{LoadedModel, SessionOptions, Watch};
 
 use crate::device::{CudaBuffer, Readback};
+use crate::kernels::EntryPoint;
+use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::reach::KernelArgs;
 use crate::{CudaDevice, CudaExecutor, CudaTuning};
 
 /// Flag in `n_token_tiles` for the packed layout that `matmul_wide` reads: `WIDE` of `kernels/common.cuh`.
@@ -69,6 +74,13 @@ fn tensor(ty: TensorType, n_in: usize, n_out: usize, seed: u64) -> Tensor {
     let mut writer = GgufWriter::new(Vec::new(), 3, &Metadata::new(), &[decl]).unwrap();
     writer.write(&random_blocks(ty, n_in * n_out, seed, 1.0)).unwrap();
     GgufFile::from_bytes(&writer.finish().unwrap()).unwrap().tensors()[0].clone()
+}
+
+/// Launches a kernel after the previous one.
+fn launch<A: KernelArgs>(gpu: &CudaDevice, entry: EntryPoint<A>, grid: LaunchGrid, args: &A) {
+    let kernel = gpu.kernel(entry).unwrap();
+    // SAFETY: tests make the addresses of buffers of the sizes that they state, and keep them until they have read the results.
+    unsafe { gpu.launch(kernel, grid, args, LaunchOrder::AfterPrevious).unwrap() };
 }
 
 /// A buffer of `n` NaN.

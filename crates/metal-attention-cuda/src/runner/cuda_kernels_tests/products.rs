@@ -10,12 +10,14 @@ use metal_attention_gguf::TensorType;
 
 use super::super::linear::{LinearInput, LinearOp};
 use super::{
-    Expected, WIDE, assert_close, packed, packed_len, pass, poisoned, random, read, rounded, tensor, unpacked,
+    Expected, WIDE, assert_close, launch, packed, packed_len, pass, poisoned, random, read, rounded, tensor, unpacked,
 };
 use crate::CudaExecutor;
 use crate::args::{Epilogue, MatmulArgs};
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
 use crate::matrix::{CudaMatrix, WeightLayout};
+use crate::slice::DevicePtr;
 
 /// Sums of `n_in` terms in F32, whose roundings (2^-24 of the partial sum) have random signs. In addition, inputs of the GEMV are digits of
 /// 24 bits, or two F16 parts; of the GEMM they are rounded to F16 in the twin, too, as are weights.
@@ -119,18 +121,18 @@ fn check(pass: &mut CudaExecutor, kernels: Kernels, shapes: &[(TensorType, usize
         epilogue,
         activation,
         scale: 0.75,
-        bias: if case.bias { bias_vector.ptr() } else { 0 },
-        y: y.ptr(),
+        bias: if case.bias { bias_vector.ptr() } else { DevicePtr::NULL },
+        y: y.slice(),
         packed: y_packed.ptr(),
     };
     let eps = 1e-5;
     match kernels {
         Kernels::Gemv => {
-            let norm = if case.norm { gain_vector.ptr() } else { 0 };
-            runner.product(&op, LinearInput::Rows { x: x_rows.ptr(), norm, eps }, n_in, n_tokens).unwrap();
+            let norm = if case.norm { gain_vector.ptr() } else { DevicePtr::NULL };
+            runner.product(&op, LinearInput::Rows { x: x_rows.slice(), norm, eps }, n_in, n_tokens).unwrap();
         }
         Kernels::Few | Kernels::Wide => {
-            runner.product(&op, LinearInput::Packed(x_packed.ptr()), n_in, n_tokens).unwrap();
+            runner.product(&op, LinearInput::Packed(x_packed.slice()), n_in, n_tokens).unwrap();
         }
         Kernels::Plain => {
             let pairs = if gated { vec![[0, 1]] } else { (0..matrices.len()).map(|i| [i, i]).collect() };
@@ -146,16 +148,16 @@ fn check(pass: &mut CudaExecutor, kernels: Kernels, shapes: &[(TensorType, usize
                     activation,
                     scale: op.scale,
                     bias: op.bias,
-                    y: op.y,
+                    y: op.y.ptr(),
                     packed: op.packed,
                     y_token_tiles: order,
                     unused: 0,
                 };
                 let rows = matrices[a].n_tiles().div_ceil(if gated { 4 } else { 8 });
                 let blocks = [(order as usize).div_ceil(16), rows, 1];
-                let kernel = gpu.kernel(&format!("matmul_{}", matrices[a].layout.name())).unwrap();
+                let kernel = kernels::MATMUL[matrices[a].layout as usize];
                 let grid = LaunchGrid { blocks, threads: 256, shared: 4 * 16 * 1024 };
-                gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+                launch(&gpu, kernel, grid, &args);
             }
         }
     }
@@ -333,12 +335,12 @@ fn matmul_few_epilogues() {
     check_epilogues(Kernels::Few, &[5, 17, 33]);
 }
 
-/// Whether the device has the kernel `name`; noted as skipped if not.
-fn has_kernel(name: &str) -> bool {
+/// Whether the device has the GEMM without warpgroup instructions; noted as skipped if not.
+fn has_matmul() -> bool {
     let Some(gpu) = super::device() else { return false };
-    let found = gpu.kernel(name).is_ok();
+    let found = gpu.kernel(kernels::MATMUL[0]).is_ok();
     if !found {
-        metal_attention_testing::skip(&format!("the device does not run {name}"));
+        metal_attention_testing::skip("the device does not run matmul_f16");
     }
     found
 }
@@ -374,14 +376,14 @@ fn matmul_wide_epilogues() {
 
 #[test]
 fn matmul() {
-    if has_kernel("matmul_f16") {
+    if has_matmul() {
         check_gemm(Kernels::Plain, &[1, 15, 16, 17, 63, 64, 65, 127, 128, 129]);
     }
 }
 
 #[test]
 fn matmul_epilogues() {
-    if has_kernel("matmul_f16") {
+    if has_matmul() {
         check_epilogues(Kernels::Plain, &[17, 65]);
     }
 }

@@ -1,13 +1,13 @@
 //! The repacking of weights (`repack.cu`): every element of the records, read as `kernels/formats.cuh` describes them,
 //! has to be that of the tensor, and 0 outside of the matrix.
 
+use half::f16;
 use metal_attention_gguf::TensorType;
 
-use super::{Expected, assert_close, device, poisoned, read, tensor};
+use super::{Expected, assert_close, device, launch, poisoned, read, tensor};
 use crate::args::RepackArgs;
-use crate::launch::{LaunchGrid, LaunchOrder};
-use crate::matrix::{PANEL, TILE, WeightLayout};
-use half::f16;
+use crate::launch::LaunchGrid;
+use crate::matrix::{PANEL, Packing, TILE, WeightLayout, packing};
 
 /// A matrix's records in memory.
 struct Records<'a> {
@@ -112,11 +112,10 @@ fn repacked_weights() {
                     n_panels: n_panels as u32,
                     row_bytes: (source.bytes().len() / n_rows) as u32,
                 };
-                let name = if ty == BF16 { "bf16" } else { layout.name() };
-                let kernel = gpu.kernel(&format!("repack_{name}")).unwrap();
+                let Packing::OnDevice(_, kernel) = packing(ty) else { panic!("{ty} is repacked by the host") };
                 let blocks = [(n_tiles * n_panels).div_ceil(8), 1, 1];
                 let grid = LaunchGrid { blocks, threads: 256, shared: 0 };
-                gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+                launch(&gpu, kernel, grid, &args);
                 let bytes: Vec<u8> = read(&gpu, &records, n_bytes);
                 let records = Records { layout, n_panels, bytes: &bytes };
                 let values = source.to_f32();

@@ -7,11 +7,13 @@ use bytemuck::Zeroable;
 use half::f16;
 use metal_attention_gguf::TensorType;
 
-use super::{Expected, assert_close, packed_len, pass, poisoned, random, read, tensor, unpacked};
+use super::{Expected, assert_close, launch, packed_len, pass, poisoned, random, read, tensor, unpacked};
 use crate::CudaExecutor;
 use crate::args::{ActivationArgs, ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs, TokenArgs};
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
+use crate::slice::DevicePtr;
 
 /// The packed rows have to be those of `out`, rounded to F16, and zeros up to whole panels.
 fn check_packed(packed: &[u16], out: &[f32], n_in: usize, order: u32, what: &str) {
@@ -59,10 +61,10 @@ fn check_norm(pass: &mut CudaExecutor, case: Norm) {
     let args = NormArgs {
         x: x_buffer.ptr(),
         weight: weight_buffer.ptr(),
-        bias: if case.bias { bias_buffer.ptr() } else { 0 },
+        bias: if case.bias { bias_buffer.ptr() } else { DevicePtr::NULL },
         packed: packed.ptr(),
         out: if case.in_place { x_buffer.ptr() } else { out.ptr() },
-        rows: if case.indexed { index_buffer.ptr() } else { 0 },
+        rows: if case.indexed { index_buffer.ptr() } else { DevicePtr::NULL },
         n_in: n_in as u32,
         n_token_tiles: 0,
         kind: case.kind,
@@ -163,7 +165,7 @@ fn activations() {
                 let packed = gpu.upload("packed", &vec![0xffff_u16; packed_len(n_ff, order)]).unwrap();
                 let args = ActivationArgs {
                     gate: buffer.ptr(),
-                    up: if with_up { buffer.ptr() + 4 * n_ff as u64 } else { 0 },
+                    up: if with_up { buffer.slice().skip(n_ff).ptr() } else { DevicePtr::NULL },
                     out: out.ptr(),
                     packed: packed.ptr(),
                     gate_stride: stride as u32,
@@ -199,7 +201,7 @@ fn activations() {
 fn embeddings_of_every_tensor_type() {
     let Some(mut pass) = pass() else { return };
     let gpu = Arc::clone(&pass.runner.gpu);
-    let kernel = gpu.kernel("embedding").unwrap();
+    let kernel = kernels::EMBEDDING;
     for (i, &ty) in TensorType::ALL.iter().enumerate() {
         let n_embd = if ty.block_len() == 1 { [33, 1, 300][i % 3] } else { 3 * ty.block_len() };
         let position_type = if n_embd.is_multiple_of(32) { TensorType::Q8_0 } else { TensorType::BF16 };
@@ -218,14 +220,14 @@ fn embeddings_of_every_tensor_type() {
             let args = EmbeddingArgs {
                 table: on_device.args(0),
                 positions: if with_positions { positions_on_device.args(0) } else { MatrixArgs::zeroed() },
-                types: if with_positions { type_buffer.ptr() } else { 0 },
+                types: if with_positions { type_buffer.ptr() } else { DevicePtr::NULL },
                 tokens: token_buffer.ptr(),
                 x: out.ptr(),
                 scale: 3.5,
                 n_embd: n_embd as u32,
             };
             let grid = LaunchGrid { blocks: [n_embd.div_ceil(256), n_tokens, 1], threads: 256, shared: 0 };
-            gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, kernel, grid, &args);
             let mut expected = Vec::new();
             for token in &tokens {
                 for k in 0..n_embd {
@@ -251,7 +253,7 @@ fn scaled_logits() {
             let buffer = gpu.upload("logits", &logits).unwrap();
             let args = LogitsArgs { logits: buffer.ptr(), n: n as u32, scale: 0.7, soft_cap, unused: 0 };
             let grid = LaunchGrid { blocks: [256, 1, 1], threads: 256, shared: 0 };
-            gpu.launch(gpu.kernel("scale_logits").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, kernels::SCALE_LOGITS, grid, &args);
             let expected = logits.iter().map(|v| {
                 let (v, cap) = (f64::from(*v) * f64::from(0.7f32), f64::from(soft_cap));
                 let value = if cap == 0.0 { v } else { cap * (v / cap).tanh() };
@@ -266,7 +268,7 @@ fn scaled_logits() {
 fn argmax() {
     let Some(pass) = pass() else { return };
     let gpu = &pass.runner.gpu;
-    let kernel = gpu.kernel("argmax").unwrap();
+    let kernel = kernels::ARGMAX;
     let kinds: [fn(usize, f32) -> f32; 7] = [
         |_, v| v,
         // Many equal ones: the lowest id counts.
@@ -304,7 +306,7 @@ fn argmax() {
             };
             let grid = LaunchGrid { blocks: [blocks, n_rows, 1], threads: 256, shared: 0 };
             for _ in 0..2 {
-                gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+                launch(&gpu, kernel, grid, &args);
             }
             let highest = |row: &[f32]| {
                 let numbers = row.iter().enumerate().filter(|(_, v)| !v.is_nan());

@@ -1,9 +1,11 @@
 //! Several residual streams (`streams.cu`): prediction, correction, the addition to idle streams, and the rescaling of
 //! rows to the norm of others.
 
-use super::{Expected, assert_close, assert_near, device, poisoned, random, read, to_f64};
+use super::{Expected, assert_close, assert_near, device, launch, poisoned, random, read, to_f64};
 use crate::args::{StreamsArgs, StretchArgs};
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels::{self, EntryPoint};
+use crate::launch::LaunchGrid;
+use crate::slice::DevicePtr;
 
 /// Elements of a row, streams, tokens.
 const SHAPES: [(usize, usize, usize); 5] = [(1, 2, 1), (33, 4, 3), (256, 3, 7), (257, 5, 1), (577, 8, 2)];
@@ -24,7 +26,7 @@ fn streams() {
             [&router, &predict, &correct, &scale].map(upload);
         let grid = LaunchGrid { blocks: [n.div_ceil(256), n_tokens, 1], threads: 256, shared: 0 };
         // Runs a kernel; returns streams, x and the scaled x.
-        let run = |name: &str, matrix: u64| {
+        let run = |entry: EntryPoint<StreamsArgs>, matrix: DevicePtr<f32>| {
             let (stream_buffer, x_buffer, scaled) = (upload(&streams), upload(&x), poisoned(&gpu, n_tokens * n));
             let args = StreamsArgs {
                 router: router_buffer.ptr(),
@@ -36,7 +38,7 @@ fn streams() {
                 n: n as u32,
                 n_streams: n_streams as u32,
             };
-            gpu.launch(gpu.kernel(name).unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, entry, grid, &args);
             [(&stream_buffer, streams.len()), (&x_buffer, x.len()), (&scaled, x.len())]
                 .map(|(buffer, n)| read::<f32>(&gpu, buffer, n))
         };
@@ -52,7 +54,7 @@ fn streams() {
         };
         let first = |all: &[f32]| -> Vec<f32> { all.chunks(n_streams * n).flat_map(|row| row[..n].to_vec()).collect() };
 
-        let [got, got_x, _] = run("predict_streams", predict_buffer.ptr());
+        let [got, got_x, _] = run(kernels::PREDICT_STREAMS, predict_buffer.ptr());
         let expected = all(&|token, i, e| {
             let sum: f64 = (0..n_streams)
                 .map(|j| factors(token, &predict[(i * n_streams + j) * n_streams..][..n_streams]) * old(token, j, e))
@@ -62,7 +64,7 @@ fn streams() {
         assert_near(&got, &expected, n, ERROR, &format!("{what}: predicted"));
         assert_eq!(got_x, first(&got), "{what}: x after the prediction");
 
-        let [got, got_x, scaled] = run("correct_streams", correct_buffer.ptr());
+        let [got, got_x, scaled] = run(kernels::CORRECT_STREAMS, correct_buffer.ptr());
         let expected = all(&|token, i, e| {
             let innovation = f64::from(x[token * n + e]) - old(token, 0, e);
             old(token, i, e) + innovation * (1.0 + factors(token, &correct[i * n_streams..][..n_streams]))
@@ -72,7 +74,7 @@ fn streams() {
         let products: Vec<f32> = got_x.iter().enumerate().map(|(i, x)| x * scale[i % n]).collect();
         assert_eq!(scaled, products, "{what}: scaled");
 
-        let [got, got_x, _] = run("add_to_idle_streams", 0);
+        let [got, got_x, _] = run(kernels::ADD_TO_IDLE_STREAMS, DevicePtr::NULL);
         let sums = streams.iter().enumerate().map(|(i, v)| {
             let (token, stream, e) = (i / (n_streams * n), i / n % n_streams, i % n);
             if stream == 0 { *v } else { v + x[token * n + e] }
@@ -93,9 +95,9 @@ fn stretched_rows() {
         for (with_goal, accumulate, scale) in [(true, false, 1.0f32), (true, true, 0.5), (false, false, -3.0)] {
             let y = gpu.upload("rows", &before).unwrap();
             let args = StretchArgs {
-                a: a_buffer.ptr() + 4 * wider as u64,
-                goal: if with_goal { goal_buffer.ptr() + 4 } else { 0 },
-                y: y.ptr() + 4 * n as u64,
+                a: a_buffer.slice().skip(wider).ptr(),
+                goal: if with_goal { goal_buffer.slice().skip(1).ptr() } else { DevicePtr::NULL },
+                y: y.slice().skip(n).ptr(),
                 n: n as u32,
                 a_stride: stride as u32,
                 goal_stride: goal_stride as u32,
@@ -104,7 +106,7 @@ fn stretched_rows() {
                 scale,
             };
             let grid = LaunchGrid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
-            gpu.launch(gpu.kernel("stretch").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, kernels::STRETCH, grid, &args);
             let mut expected: Vec<_> = before.iter().map(|v| Expected { value: f64::from(*v), error: 0.0 }).collect();
             for row in 0..n_rows {
                 let a = to_f64(&a[row * stride + wider..][..n]);

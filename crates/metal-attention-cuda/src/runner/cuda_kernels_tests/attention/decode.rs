@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::super::{WIDE, assert_close, device, packed_len, poisoned, read, unpacked};
+use super::super::{WIDE, assert_close, device, launch, packed_len, poisoned, read, unpacked};
 use super::{CHUNK, F32_ERROR, Setup, Shape, WINDOW, assert_packed, shape};
 use crate::CudaDevice;
 use crate::args::AttentionArgs;
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
 
 /// A decode kernel, and how the positions and heads are divided.
 #[derive(Debug, Clone, Copy)]
@@ -37,20 +38,26 @@ fn check_decode(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usiz
         tickets: tickets.ptr(),
         n_splits: by.n_splits as u32,
         n_chunks: n_chunks as u32,
-        ..setup.args(qkv.ptr(), out.ptr(), packed.ptr(), order)
+        ..setup.args(&qkv, out.ptr(), packed.ptr(), order)
     };
     let bytes = if shape.f16 { 2 } else { 4 };
-    let name = if appended { "attention_appended" } else { "attention" };
-    let (name, shared) = if by.on_units {
+    let (entry, shared) = if by.on_units {
         let shared = 4 * 2 * 2 * 16 * (dim + 8) * 2 + 4 * (10 * dim + 8 * 32);
-        (format!("{name}_on_units_{}", if dim <= 64 { 64 } else { 128 }), shared)
+        let of_sizes = if appended { kernels::ATTENTION_APPENDED_ON_UNITS } else { kernels::ATTENTION_ON_UNITS };
+        (of_sizes[usize::from(dim > 64)], shared)
     } else {
         let shared = 2 * 64 * (dim * bytes + 32) + 4 * ((by.group + 2) * dim + by.group * 67);
-        (format!("{name}_{}_{}", shape.type_name(), by.group), shared)
+        let of_groups = match (shape.f16, appended) {
+            (true, false) => kernels::ATTENTION_F16,
+            (true, true) => kernels::ATTENTION_APPENDED_F16,
+            (false, false) => kernels::ATTENTION_F32,
+            (false, true) => kernels::ATTENTION_APPENDED_F32,
+        };
+        (of_groups[by.group.ilog2() as usize], shared)
     };
     let before = [setup.read_cache(0), setup.read_cache(1)];
     let grid = LaunchGrid { blocks: [shape.n_head_kv * n_chunks, by.n_splits, n], threads: 128, shared };
-    gpu.launch(gpu.kernel(&name).unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    launch(&gpu, entry, grid, &args);
     let got: Vec<f32> = read(gpu, &out, n * width);
     let halves = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
     if !appended {

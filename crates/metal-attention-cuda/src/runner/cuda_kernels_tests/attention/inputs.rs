@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
-use super::super::{Expected, assert_close, device, poisoned, random, read};
+use super::super::{Expected, assert_close, device, launch, poisoned, random, read};
 use super::{EPS, Setup, Shape, shape};
 use crate::CudaDevice;
 use crate::args::AttentionInputsArgs;
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
+use crate::slice::DevicePtr;
 
 /// One norm over all heads of a row: `NORM_OF_ROW` of `attention_inputs.cu`.
 const NORM_OF_ROW: u32 = 4;
@@ -50,8 +52,8 @@ fn check(gpu: &Arc<CudaDevice>, shape: Shape, inputs: Inputs) {
     let bias_buffers = biases.each_ref().map(|v| gpu.upload("bias", v).unwrap());
     let qkv = gpu.upload("qkv", &setup.qkv).unwrap();
     let queries = poisoned(gpu, n * n_head * dim);
-    let base = setup.args(qkv.ptr(), 0, 0, 0);
-    let [q_bias, k_bias] = bias_buffers.each_ref().map(|v| if inputs.bias { v.ptr() } else { 0 });
+    let base = setup.args(&qkv, DevicePtr::NULL, DevicePtr::NULL, 0);
+    let [q_bias, k_bias] = bias_buffers.each_ref().map(|v| if inputs.bias { v.ptr() } else { DevicePtr::NULL });
     let args = AttentionInputsArgs {
         inputs: base.inputs,
         q_bias,
@@ -80,8 +82,8 @@ fn check(gpu: &Arc<CudaDevice>, shape: Shape, inputs: Inputs) {
     let before = [setup.read_cache(0), setup.read_cache(1)];
     let heads = n_head + if inputs.owns_cache { 2 * n_head_kv } else { 0 };
     let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * dim };
-    let kernel = gpu.kernel(&format!("attention_inputs_{}", shape.type_name())).unwrap();
-    gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    let kernel = kernels::ATTENTION_INPUTS[usize::from(!shape.f16)];
+    launch(&gpu, kernel, grid, &args);
 
     let limit = f64::from(inputs.clamp);
     let clamped = |v: &[f64]| v.iter().map(|v| v.clamp(-limit, limit)).collect::<Vec<_>>();

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::super::{Expected, assert_close, device, poisoned, random, read, to_f64};
+use super::super::{Expected, assert_close, device, launch, poisoned, random, read, to_f64};
 use super::{F32_ERROR, PAGE};
 use crate::CudaDevice;
 use crate::args::{LatentAttentionArgs, LatentInputsArgs, PagesArgs, TokenArgs};
 use crate::device::CudaBuffer;
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
 
 const EPS: f32 = 1e-5;
 
@@ -27,10 +28,6 @@ struct Latent {
 impl Latent {
     fn key_dim(&self) -> usize {
         self.rank + self.n_shared
-    }
-
-    fn type_name(&self) -> &'static str {
-        if self.f16 { "f16" } else { "f32" }
     }
 }
 
@@ -150,8 +147,8 @@ fn check_inputs(gpu: &Arc<CudaDevice>, latent: Latent, rotation: u32, (growth, l
         offset: offset as u32,
     };
     let grid = LaunchGrid { blocks: [1 + n_head, n, 1], threads: 128, shared: 0 };
-    let kernel = gpu.kernel(&format!("latent_inputs_{}", latent.type_name())).unwrap();
-    gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    let kernel = kernels::LATENT_INPUTS[usize::from(!latent.f16)];
+    launch(&gpu, kernel, grid, &args);
 
     let rotated = |v: &[f64], pos: usize| {
         let mut v = v.to_vec();
@@ -237,11 +234,11 @@ fn check_attention(gpu: &Arc<CudaDevice>, latent: Latent, n_splits: usize) {
     let vectors = (key_dim * bytes).div_ceil(16);
     let shared = 32 * (vectors | 1) * 16 + 4 * 8 * vectors * (16 / bytes);
     let grid = LaunchGrid { blocks: [n_head.div_ceil(8), n_splits, n], threads: 256, shared };
-    let kernel = gpu.kernel(&format!("latent_attention_{}", latent.type_name())).unwrap();
-    gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    let kernel = kernels::LATENT_ATTENTION[usize::from(!latent.f16)];
+    launch(&gpu, kernel, grid, &args);
     if n_splits > 1 {
         let grid = LaunchGrid { blocks: [n_head, n, 1], threads: 128, shared: 0 };
-        gpu.launch(gpu.kernel("latent_merge").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+        launch(&gpu, kernels::LATENT_MERGE, grid, &args);
     }
     let mut expected = Vec::new();
     for (i, token) in cache.tokens.iter().enumerate() {

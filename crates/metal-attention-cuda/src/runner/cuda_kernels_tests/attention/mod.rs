@@ -19,6 +19,7 @@ use super::{Expected, assert_close, random, read};
 use crate::CudaDevice;
 use crate::args::{AttentionArgs, HeadArgs, PagesArgs, TokenArgs};
 use crate::device::CudaBuffer;
+use crate::slice::{DevicePtr, F16};
 
 /// Positions of a page.
 const PAGE: usize = 64;
@@ -109,10 +110,6 @@ impl Shape {
 
     fn cached(&self, v: f32) -> f32 {
         if self.f16 { f16::from_f32(v).to_f32() } else { v }
-    }
-
-    fn type_name(&self) -> &'static str {
-        if self.f16 { "f16" } else { "f32" }
     }
 }
 
@@ -411,7 +408,7 @@ impl Setup {
     }
 
     /// Arguments without the division among blocks.
-    fn args(&self, qkv: u64, out: u64, packed: u64, order: u32) -> AttentionArgs {
+    fn args(&self, qkv: &CudaBuffer, out: DevicePtr<f32>, packed: DevicePtr<F16>, order: u32) -> AttentionArgs {
         let s = &self.shape;
         AttentionArgs {
             inputs: self.head_args(),
@@ -419,10 +416,10 @@ impl Setup {
             pages: self.pages_args(),
             k_cache: self.buffers[0].ptr(),
             v_cache: self.buffers[1].ptr(),
-            qkv,
+            qkv: qkv.ptr(),
             out,
             packed,
-            sinks: if s.sinks { self.sink_buffer.ptr() } else { 0 },
+            sinks: if s.sinks { self.sink_buffer.ptr() } else { DevicePtr::NULL },
             n_head: s.n_head as u32,
             n_head_kv: s.n_head_kv as u32,
             head_dim: s.dim as u32,
@@ -431,7 +428,7 @@ impl Setup {
             mask: s.mask,
             reach: s.reach as u32,
             soft_cap: s.soft_cap,
-            gates: if s.gated { qkv + 4 * s.dim as u64 } else { 0 },
+            gates: if s.gated { qkv.slice().skip(s.dim).ptr() } else { DevicePtr::NULL },
             gate_stride: s.stride() as u32,
             q_step: s.q_step() as u32,
             k_at: s.k_at() as u32,

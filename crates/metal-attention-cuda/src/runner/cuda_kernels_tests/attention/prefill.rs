@@ -5,11 +5,14 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::super::{Expected, WIDE, assert_close, device, packed_len, poisoned, read, unpacked};
+use super::super::{Expected, WIDE, assert_close, device, launch, packed_len, poisoned, read, unpacked};
 use super::{CHUNK, F32_ERROR, FULL, NEAR, Setup, Shape, WINDOW, assert_packed, shape};
 use crate::CudaDevice;
 use crate::args::{GeneralAttentionArgs, PrefillArgs, QueryTileArgs};
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
+use crate::runner::attention::prefill_kernel;
+use crate::slice::DevicePtr;
 
 /// In prefill, weights and results are rounded to F16 (2^-11 each).
 const PREFILL_ERROR: f64 = 1e-3;
@@ -29,12 +32,12 @@ fn append() {
             let mut setup = Setup::new(&gpu, shape, PREFILL, false, f32::NAN);
             let n = setup.tokens.len();
             let qkv = gpu.upload("qkv", &setup.qkv).unwrap();
-            let args = setup.args(qkv.ptr(), 0, 0, 0);
+            let args = setup.args(&qkv, DevicePtr::NULL, DevicePtr::NULL, 0);
             let before = [setup.read_cache(0), setup.read_cache(1)];
             let heads = n_head + 2 * n_head_kv;
             let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * dim };
-            let kernel = gpu.kernel(&format!("append_{}", shape.type_name())).unwrap();
-            gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            let kernel = kernels::APPEND[usize::from(!shape.f16)];
+            launch(&gpu, kernel, grid, &args);
             setup.check_appended(&before, &what, Setup::appended);
             let rows: Vec<f32> = read(&gpu, &qkv, n * shape.stride());
             for (token, row) in rows.chunks(shape.stride()).enumerate() {
@@ -69,12 +72,12 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         }
     }
     let tile_buffer = gpu.upload("tiles", &tiles).unwrap();
-    let base = setup.args(qkv.ptr(), 0, packed.ptr(), order);
+    let base = setup.args(&qkv, DevicePtr::NULL, packed.ptr(), order);
     let args = PrefillArgs {
         tiles: tile_buffer.ptr(),
         pages: base.pages,
-        k_cache: base.k_cache,
-        v_cache: base.v_cache,
+        k_cache: base.k_cache.cast(),
+        v_cache: base.v_cache.cast(),
         qkv: query_buffer.ptr(),
         packed: base.packed,
         sinks: base.sinks,
@@ -90,8 +93,8 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     };
     let shared = 2 * 2 * 2 * 64 * (shape.dim + 8);
     let grid = LaunchGrid { blocks: [tiles.len(), shape.n_head, 1], threads: 128, shared };
-    let kernel = gpu.kernel(&format!("prefill_attention_{}", shape.dim)).unwrap();
-    gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    let kernel = prefill_kernel(shape.dim).unwrap();
+    launch(&gpu, kernel, grid, &args);
     let got = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
     let query = |token: usize, head: usize| {
         let rounded = |v: &f64| f64::from(f16::from_f64(*v).to_f32());
@@ -148,7 +151,7 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     let tickets = gpu.zeros("tickets", 4 * (n * shape.n_head) as u64).unwrap();
     let slopes: Vec<f32> = (0..shape.n_head).map(|head| 0.25 / (1.0 + head as f32)).collect();
     let slope_buffer = gpu.upload("slopes", &slopes).unwrap();
-    let base = setup.args(qkv.ptr(), out.ptr(), packed.ptr(), order);
+    let base = setup.args(&qkv, out.ptr(), packed.ptr(), order);
     let args = GeneralAttentionArgs {
         tokens: base.tokens,
         pages: base.pages,
@@ -160,7 +163,7 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         partial: partial.ptr(),
         tickets: tickets.ptr(),
         sinks: base.sinks,
-        slopes: if alibi { slope_buffer.ptr() } else { 0 },
+        slopes: if alibi { slope_buffer.ptr() } else { DevicePtr::NULL },
         gates: base.gates,
         gate_stride: base.gate_stride,
         n_head: base.n_head,
@@ -174,8 +177,8 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         soft_cap: base.soft_cap,
     };
     let grid = LaunchGrid { blocks: [shape.n_head, n_splits, n], threads: 128, shared: 4 * (shape.dim + 128) };
-    let kernel = gpu.kernel(&format!("general_attention_{}", shape.type_name())).unwrap();
-    gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    let kernel = kernels::GENERAL_ATTENTION[usize::from(!shape.f16)];
+    launch(&gpu, kernel, grid, &args);
     let got: Vec<f32> = read(gpu, &out, n * width);
     let expected = setup.expected(|token, head| setup.raw_query(token, head), alibi.then_some(&slopes), F32_ERROR);
     assert_close(&got, &expected, width, &what);

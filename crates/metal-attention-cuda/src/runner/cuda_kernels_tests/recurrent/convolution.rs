@@ -9,6 +9,7 @@ use super::super::{pass, poisoned, random, read, to_f64};
 use super::{Input, States, batches, convolved, n_tokens, segment, sigmoid};
 use crate::CudaExecutor;
 use crate::args::{ConvolutionArgs, RowsArgs};
+use crate::slice::DevicePtr;
 
 #[derive(Debug, Clone, Copy)]
 struct Convolution {
@@ -38,9 +39,9 @@ fn check(pass: &mut CudaExecutor, case: Convolution, segments: &[Segment]) {
     // With gates, rows have no other elements.
     let gated_rows = gpu.upload("rows", &x.values).unwrap();
     let args = ConvolutionArgs {
-        x: if case.gated { RowsArgs::new(gated_rows.ptr(), width, 0) } else { x.args() },
+        x: if case.gated { RowsArgs::new(gated_rows.slice(), width, 0) } else { x.args() },
         taps: tap_buffer.ptr(),
-        bias: if case.bias { bias_buffer.ptr() } else { 0 },
+        bias: if case.bias { bias_buffer.ptr() } else { DevicePtr::NULL },
         out: out.ptr(),
         channels: channels as u32,
         n_tap: n_tap as u32,

@@ -16,6 +16,8 @@ use crate::CudaExecutor;
 use crate::args::{
     ConvolutionArgs, DeltaRuleArgs, FusedDecodeArgs, FusedDeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate,
 };
+use crate::kernels::{self, EntryPoint};
+use crate::slice::DevicePtr;
 
 #[derive(Debug, Clone, Copy)]
 struct Rule {
@@ -38,6 +40,14 @@ impl Rule {
 
     fn n_decays(&self) -> usize {
         if self.of_channels { self.n_head * self.key_dim } else { self.n_head }
+    }
+
+    fn family(&self) -> [EntryPoint<DeltaRuleArgs>; 3] {
+        if self.of_channels { kernels::DELTA_RULE_OF_CHANNELS } else { kernels::DELTA_RULE }
+    }
+
+    fn fused_family(&self) -> [EntryPoint<FusedDeltaRuleArgs>; 3] {
+        if self.of_channels { kernels::DELTA_RULE_OF_CHANNELS_ALONE } else { kernels::DELTA_RULE_ALONE }
     }
 
     fn kernel(&self) -> RecurrenceKernel {
@@ -98,7 +108,7 @@ fn check(pass: &mut CudaExecutor, rule: Rule, segments: &[Segment], n_tap: Optio
     let batch = states.batch(&pass.spec, &pass.cache, segments);
     let shape = [n_head, key_dim, value_dim];
     let args = DeltaRuleArgs {
-        scan: ModelRunner::scan_args(batch, rule.kernel(), states.args(n_inputs), out.ptr(), shape),
+        scan: ModelRunner::scan_args(batch, rule.kernel(), states.args(n_inputs), out.slice(), shape),
         x: x.args(),
         beta: beta.args(),
         decay: decay.args(),
@@ -115,7 +125,7 @@ fn check(pass: &mut CudaExecutor, rule: Rule, segments: &[Segment], n_tap: Optio
         let convolution = ConvolutionArgs {
             x: x.args(),
             taps: tap_buffer.ptr(),
-            bias: if has_bias { bias_buffer.ptr() } else { 0 },
+            bias: if has_bias { bias_buffer.ptr() } else { DevicePtr::NULL },
             channels: channels as u32,
             n_tap: n_tap as u32,
             block: channels as u32,
@@ -136,10 +146,10 @@ fn check(pass: &mut CudaExecutor, rule: Rule, segments: &[Segment], n_tap: Optio
         let fused = pass.runner.fused_decode_args(batch, rule.kernel(), &args.scan, convolution, Some(norm));
         let fused = FusedDecodeArgs { tickets: tickets.ptr(), ..fused.expect("a head within the limits") };
         let fused = FusedDeltaRuleArgs { args, fused };
-        pass.runner.launch_fused_decode(batch, rule.kernel(), &args.scan, &fused).unwrap();
+        pass.runner.launch_fused_decode(batch, rule.kernel(), rule.fused_family(), &args.scan, &fused).unwrap();
         assert_eq!(read::<u32>(&gpu, &tickets, n * n_head_k), vec![0; n * n_head_k], "{what}: tickets");
     } else {
-        pass.runner.launch_scan(batch, rule.kernel(), &args.scan, &args).unwrap();
+        pass.runner.launch_scan(batch, rule.kernel(), rule.family(), &args.scan, &args).unwrap();
     }
     let got: Vec<f32> = read(&gpu, &out, n * n_out);
     let [rates, dt_bias, norm, taps, bias] = [&rates, &dt_bias, &norm, &taps, &bias].map(|v| to_f64(v));

@@ -6,6 +6,7 @@ use super::super::{Expected, assert_close, pass, poisoned, random, read, to_f64}
 use super::{Input, States, segment, sigmoid};
 use crate::CudaExecutor;
 use crate::args::{ElementwiseFunction, GroupNormArgs, GroupNormKind, OutputGate};
+use crate::slice::{DevicePtr, DeviceSlice};
 
 #[derive(Debug, Clone, Copy)]
 struct GroupNorm {
@@ -37,12 +38,12 @@ fn check(pass: &mut CudaExecutor, case: GroupNorm) {
     let [x_buffer, weight_buffer, bias_buffer, factor_buffer] = [&x, &weight, &bias, &factor].map(upload);
     let [r_buffer, k_buffer, v_buffer] = [&r, &k, &v].map(upload);
     let out = poisoned(&gpu, n_tokens * width);
-    let of_bonus = |address: u64| if case.bonus { address } else { 0 };
+    let of_bonus = |address: DevicePtr<f32>| if case.bonus { address } else { DevicePtr::NULL };
     let args = GroupNormArgs {
         x: x_buffer.ptr(),
         out: if case.in_place { x_buffer.ptr() } else { out.ptr() },
         weight: weight_buffer.ptr(),
-        bias: if case.bias { bias_buffer.ptr() } else { 0 },
+        bias: if case.bias { bias_buffer.ptr() } else { DevicePtr::NULL },
         gate: gate.args(),
         r: of_bonus(r_buffer.ptr()),
         k: of_bonus(k_buffer.ptr()),
@@ -156,10 +157,11 @@ fn functions_of_each_element() {
         ] {
             let [x, with] = [1, 2].map(|seed| super::random_of(6.0, seed, width * n_tokens));
             let [x_buffer, with_buffer] = [&x, &with].map(|v| gpu.upload("rows", v).unwrap());
-            let second = if function == ElementwiseFunction::SigmoidTimes { with_buffer.ptr() } else { 0 };
+            let second =
+                if function == ElementwiseFunction::SigmoidTimes { with_buffer.slice() } else { DeviceSlice::NONE };
             let states = States::new(&gpu, 1, &[segment(0, 0, n_tokens, 0, 1)]);
             let batch = states.batch(&pass.spec, &pass.cache, &[segment(0, 0, n_tokens, 0, 1)]);
-            pass.runner.elementwise(batch, function, x_buffer.ptr(), second, width).unwrap();
+            pass.runner.elementwise(batch, function, x_buffer.slice(), second, width).unwrap();
             let value = |(x, with): (f64, f64)| match function {
                 ElementwiseFunction::Tanh => x.tanh(),
                 ElementwiseFunction::Sigmoid => sigmoid(x),

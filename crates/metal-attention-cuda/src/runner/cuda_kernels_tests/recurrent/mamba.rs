@@ -7,13 +7,15 @@ use metal_attention_model::Segment;
 
 use super::super::super::ModelRunner;
 use super::super::super::recurrence::RecurrenceKernel;
-use super::super::{assert_near, pass, poisoned, random, read, to_f64};
+use super::super::{assert_near, launch, pass, poisoned, random, read, to_f64};
 use super::{
     Input, SCAN_ERROR, States, batches, convolved, decode_steps, n_tokens, random_of, rms_normed, sigmoid, softplus,
 };
 use crate::CudaExecutor;
 use crate::args::{ConvolutionArgs, FusedDecodeArgs, FusedMamba2Args, Mamba2Args, MambaArgs, RowsArgs, SelectArgs};
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
+use crate::slice::{DevicePtr, DeviceSlice};
 
 /// Rates of decay.
 fn rates(seed: u64, n: usize) -> Vec<f32> {
@@ -35,7 +37,7 @@ fn check_mamba(pass: &mut CudaExecutor, channels: usize, d_state: usize, segment
     let batch = states.batch(&pass.spec, &pass.cache, segments);
     let shape = [1, d_state, channels];
     let args = MambaArgs {
-        scan: ModelRunner::scan_args(batch, RecurrenceKernel::MAMBA, states.args(0), out.ptr(), shape),
+        scan: ModelRunner::scan_args(batch, RecurrenceKernel::MAMBA, states.args(0), out.slice(), shape),
         x: x_buffer.ptr(),
         dt: dt_buffer.ptr(),
         bc: bc_buffer.ptr(),
@@ -44,7 +46,7 @@ fn check_mamba(pass: &mut CudaExecutor, channels: usize, d_state: usize, segment
         a: rate_buffer.ptr(),
         d: skip_buffer.ptr(),
     };
-    pass.runner.launch_scan(batch, RecurrenceKernel::MAMBA, &args.scan, &args).unwrap();
+    pass.runner.launch_scan(batch, RecurrenceKernel::MAMBA, kernels::MAMBA, &args.scan, &args).unwrap();
     let got: Vec<f32> = read(&gpu, &out, n * channels);
     let [x, dt, bc, dt_bias, rates, skip] = [&x, &dt, &bc, &dt_bias, &rates, &skip].map(|v| to_f64(v));
     states.check(segments, &got, [SCAN_ERROR; 2], &what, |token, state| {
@@ -92,7 +94,7 @@ fn mamba_selections() {
                 chosen: buffer.ptr(),
                 dt: dt.ptr(),
                 bc: bc.ptr(),
-                weights: weight_buffers.each_ref().map(|v| if normed { v.ptr() } else { 0 }),
+                weights: weight_buffers.each_ref().map(|v| if normed { v.ptr() } else { DevicePtr::NULL }),
                 n: n as u32,
                 rank: rank as u32,
                 d_state: d_state as u32,
@@ -101,7 +103,7 @@ fn mamba_selections() {
                 unused: 0,
             };
             let grid = LaunchGrid { blocks: [n_tokens, 1, 1], threads: 96, shared: 0 };
-            gpu.launch(gpu.kernel("mamba_select").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, kernels::MAMBA_SELECT, grid, &args);
             let part = |which: usize, row: &[f32]| {
                 let len = weights[which].len();
                 let x = to_f64(&row[at[which]..][..len]);
@@ -178,10 +180,14 @@ fn check_mamba2(pass: &mut CudaExecutor, shape: Mamba2, segments: &[Segment], n_
     // The fused kernel takes the first elements of x, B and C as channels of the convolution.
     let alone = n_tap.is_none();
     let of_x = |first: usize| {
-        if alone { RowsArgs { first: x.args().first + first as u32, ..x.args() } } else { RowsArgs::new(0, 0, first) }
+        if alone {
+            RowsArgs { first: x.args().first + first as u32, ..x.args() }
+        } else {
+            RowsArgs::new(DeviceSlice::NONE, 0, first)
+        }
     };
     let args = Mamba2Args {
-        scan: ModelRunner::scan_args(batch, kernel, states.args(n_inputs), out.ptr(), [n_head, d_state, head_dim]),
+        scan: ModelRunner::scan_args(batch, kernel, states.args(n_inputs), out.slice(), [n_head, d_state, head_dim]),
         x: of_x(0),
         b: of_x(n_out),
         c: of_x(n_out + n_group * d_state),
@@ -198,7 +204,7 @@ fn check_mamba2(pass: &mut CudaExecutor, shape: Mamba2, segments: &[Segment], n_
         let convolution = ConvolutionArgs {
             x: x.args(),
             taps: tap_buffer.ptr(),
-            bias: if has_bias { bias_buffer.ptr() } else { 0 },
+            bias: if has_bias { bias_buffer.ptr() } else { DevicePtr::NULL },
             channels: channels as u32,
             n_tap: n_tap as u32,
             block: channels as u32,
@@ -209,10 +215,12 @@ fn check_mamba2(pass: &mut CudaExecutor, shape: Mamba2, segments: &[Segment], n_
         let tickets = gpu.zeros("tickets", 4 * (n * n_group) as u64).unwrap();
         let fused = pass.runner.fused_decode_args(batch, kernel, &args.scan, convolution, None);
         let fused = FusedDecodeArgs { tickets: tickets.ptr(), ..fused.expect("a head within the limits") };
-        pass.runner.launch_fused_decode(batch, kernel, &args.scan, &FusedMamba2Args { args, fused }).unwrap();
+        pass.runner
+            .launch_fused_decode(batch, kernel, kernels::MAMBA2_ALONE, &args.scan, &FusedMamba2Args { args, fused })
+            .unwrap();
         assert_eq!(read::<u32>(&gpu, &tickets, n * n_group), vec![0; n * n_group], "{what}: tickets");
     } else {
-        pass.runner.launch_scan(batch, kernel, &args.scan, &args).unwrap();
+        pass.runner.launch_scan(batch, kernel, kernels::MAMBA2, &args.scan, &args).unwrap();
     }
     let got: Vec<f32> = read(&gpu, &out, n * n_out);
     let [dt_bias, rates, skip, taps, bias] = [&dt_bias, &rates, &skip, &taps, &bias].map(|v| to_f64(v));

@@ -177,7 +177,7 @@ impl Input {
     }
 
     fn args(&self) -> RowsArgs {
-        RowsArgs::new(self.buffer.ptr(), self.n + Self::BESIDE, Self::BEFORE)
+        RowsArgs::new(self.buffer.slice(), self.n + Self::BESIDE, Self::BEFORE)
     }
 
     fn row(&self, token: usize) -> Vec<f64> {

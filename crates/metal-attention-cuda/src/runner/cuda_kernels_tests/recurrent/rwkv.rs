@@ -11,12 +11,14 @@ use super::super::super::ModelRunner;
 use super::super::super::linear::{WARPS, gemv_shared_bytes};
 use super::super::super::recurrence::RecurrenceKernel;
 use super::super::products::{dot, odd_width, sum_error};
-use super::super::{Expected, assert_close, assert_near, pass, poisoned, random, read, tensor, to_f64};
+use super::super::{Expected, assert_close, assert_near, launch, pass, poisoned, random, read, tensor, to_f64};
 use super::{SCAN_ERROR, States, batches, n_tokens, random_of, sigmoid};
 use crate::CudaExecutor;
 use crate::args::{InputFunction, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SideProductArgs, SideProductsArgs};
-use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::kernels;
+use crate::launch::LaunchGrid;
 use crate::matrix::{CudaMatrix, PANEL};
+use crate::slice::DevicePtr;
 
 /// Launches the scan of RWKV-6, or without `bonus` that of gated linear attention.
 fn check_rwkv6(pass: &mut CudaExecutor, (n_head, n_kv, dim): (usize, usize, usize), bonus: bool, segments: &[Segment]) {
@@ -33,17 +35,17 @@ fn check_rwkv6(pass: &mut CudaExecutor, (n_head, n_kv, dim): (usize, usize, usiz
     let batch = states.batch(&pass.spec, &pass.cache, segments);
     let kernel = RecurrenceKernel::RWKV6;
     let args = Rwkv6Args {
-        scan: ModelRunner::scan_args(batch, kernel, states.args(0), out.ptr(), [n_head, dim, dim]),
+        scan: ModelRunner::scan_args(batch, kernel, states.args(0), out.slice(), [n_head, dim, dim]),
         r: r_buffer.ptr(),
         k: k_buffer.ptr(),
         v: v_buffer.ptr(),
         decay: decay_buffer.ptr(),
         decay_bias: bias_buffer.ptr(),
-        bonus: if bonus { bonus_buffer.ptr() } else { 0 },
+        bonus: if bonus { bonus_buffer.ptr() } else { DevicePtr::NULL },
         n_head_kv: n_kv as u32,
         unused: 0,
     };
-    pass.runner.launch_scan(batch, kernel, &args.scan, &args).unwrap();
+    pass.runner.launch_scan(batch, kernel, kernels::RWKV6, &args.scan, &args).unwrap();
     let got: Vec<f32> = read(&gpu, &out, n * width);
     let [r, decay, k, v, decay_bias, bonuses] = [&r, &decay, &k, &v, &decay_bias, &bonuses].map(|v| to_f64(v));
     states.check(segments, &got, [SCAN_ERROR; 2], &what, |token, state| {
@@ -108,7 +110,7 @@ fn check_rwkv7(pass: &mut CudaExecutor, n_head: usize, dim: usize, segments: &[S
     let batch = states.batch(&pass.spec, &pass.cache, segments);
     let kernel = RecurrenceKernel::RWKV7;
     let args = Rwkv7Args {
-        scan: ModelRunner::scan_args(batch, kernel, states.args(0), out.ptr(), [n_head, dim, dim]),
+        scan: ModelRunner::scan_args(batch, kernel, states.args(0), out.slice(), [n_head, dim, dim]),
         r: r_buffer.ptr(),
         decay: decay_buffer.ptr(),
         k: k_buffer.ptr(),
@@ -116,7 +118,7 @@ fn check_rwkv7(pass: &mut CudaExecutor, n_head: usize, dim: usize, segments: &[S
         a: a_buffer.ptr(),
         b: b_buffer.ptr(),
     };
-    pass.runner.launch_scan(batch, kernel, &args.scan, &args).unwrap();
+    pass.runner.launch_scan(batch, kernel, kernels::RWKV7, &args.scan, &args).unwrap();
     let got: Vec<f32> = read(&gpu, &out, n * width);
     let [r, k, v, decay, a, b] = [&r, &k, &v, &decay, &a, &b].map(|v| to_f64(v));
     // S = diag(w) S + b^T (a S) + k^T v; out = r S
@@ -174,13 +176,13 @@ fn rwkv7_inputs() {
                 removed: removed.ptr(),
                 kept: kept.ptr(),
                 first_value: first_value.ptr(),
-                value_mix: if is_first { 0 } else { value_mix.ptr() },
-                value_bias: if is_first { 0 } else { value_bias.ptr() },
+                value_mix: if is_first { DevicePtr::NULL } else { value_mix.ptr() },
+                value_bias: if is_first { DevicePtr::NULL } else { value_bias.ptr() },
                 n_head: n_head as u32,
                 head_dim: dim as u32,
             };
             let grid = LaunchGrid { blocks: [n_head.div_ceil(4), n_tokens, 1], threads: 128, shared: 0 };
-            gpu.launch(gpu.kernel("rwkv7_inputs").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, kernels::RWKV7_INPUTS, grid, &args);
             let given = given.each_ref().map(|v| to_f64(v));
             let of_layer = of_layer.each_ref().map(|v| to_f64(v));
             // decay, rate, key, value, minus the normalised key
@@ -243,7 +245,7 @@ fn check_side_products(pass: &mut CudaExecutor, shapes: &[(TensorType, usize, us
         all.push((weights, matrix, x, x_buffer, y));
     }
     let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
-    gpu.launch(gpu.kernel("side_products").unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    launch(&gpu, kernels::SIDE_PRODUCTS, grid, &args);
     for (i, ((weights, _, x, _, y), &(_, n_in, n_out, function))) in all.iter().zip(shapes).enumerate() {
         let x: Vec<f64> = to_f64(x)
             .into_iter()

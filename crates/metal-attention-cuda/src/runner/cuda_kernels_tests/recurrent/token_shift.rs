@@ -1,16 +1,17 @@
 //! RWKV's token shift (`rwkv.cu`).
 
 use super::super::super::ModelRunner;
-use super::super::{pass, poisoned, random, read, to_f64};
+use super::super::{launch, pass, poisoned, random, read, to_f64};
 use super::{States, batches, n_tokens, segment};
 use crate::args::TokenShiftArgs;
-use crate::launch::LaunchOrder;
+use crate::kernels;
+use crate::slice::DevicePtr;
 
 #[test]
 fn token_shifts() {
     let Some(pass) = pass() else { return };
     let gpu = &pass.runner.gpu;
-    let kernel = gpu.kernel("token_shift").unwrap();
+    let kernel = kernels::TOKEN_SHIFT;
     for (width, n_mix, by_token, advance) in
         [(1, 1, false, true), (65, 6, false, true), (130, 5, true, true), (127, 1, true, false), (256, 2, false, false)]
     {
@@ -30,7 +31,7 @@ fn token_shifts() {
                 states: states.args(0),
                 x: x_buffer.ptr(),
                 lerps: lerp_buffer.ptr(),
-                more: if by_token { more_buffer.ptr() } else { 0 },
+                more: if by_token { more_buffer.ptr() } else { DevicePtr::NULL },
                 out: out.ptr(),
                 width: width as u32,
                 n_mix: n_mix as u32,
@@ -38,7 +39,7 @@ fn token_shifts() {
                 advance: u32::from(advance),
             };
             let grid = ModelRunner::channels_of_runs(batch, width);
-            gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            launch(&gpu, kernel, grid, &args);
             let by_mix: Vec<f32> = read(gpu, &out, n_mix * n * width);
             let row = |token: usize, mix: usize| &by_mix[(mix * n + token) * width..][..width];
             let by_token_first: Vec<f32> =

@@ -1,0 +1,280 @@
+//! Arguments of attention, of its inputs, and of the append to the KV cache.
+
+use metal_attention_model::PAGE;
+
+use super::kernel_args;
+use crate::reach::{KernelArgs, Launch, Reach};
+use crate::slice::{DevicePtr, F16};
+
+kernel_args! {
+    /// A token of a micro-batch: `Token` of `heads.cuh`.
+    #[derive(PartialEq, Eq)]
+    pub(crate) struct TokenArgs = "Token" in "heads.cuh" {
+        /// Its id in the vocabulary.
+        pub(crate) id: u32,
+        /// The index of its sequence.
+        pub(crate) seq: u32,
+        /// Its position.
+        pub(crate) pos: u32,
+        /// The last position of its sequence in the micro-batch, to which masks that are not causal extend.
+        pub(crate) last: u32,
+    }
+
+    /// Up to 64 consecutive tokens of one sequence: `QueryTile` of `prefill_attention.cu`.
+    #[derive(PartialEq, Eq)]
+    pub(crate) struct QueryTileArgs = "QueryTile" in "prefill_attention.cu" {
+        /// The index of the first token in the micro-batch.
+        pub(crate) token: u32,
+        /// Tokens.
+        pub(crate) n: u32,
+        /// The index of the sequence.
+        pub(crate) seq: u32,
+        /// The position of the first token.
+        pub(crate) pos: u32,
+        /// The last position of the sequence in the micro-batch.
+        pub(crate) last: u32,
+    }
+
+    /// Norm and RoPE of queries and keys: `HeadInputs` of `heads.cuh`.
+    pub(crate) struct HeadArgs = "HeadInputs" in "heads.cuh" {
+        pub(crate) q_norm: DevicePtr<f32>,
+        pub(crate) k_norm: DevicePtr<f32>,
+        pub(crate) rope: DevicePtr<[f32; 2]>,
+        pub(crate) norm: u32,
+        pub(crate) norm_after_rope: u32,
+        pub(crate) rotation: u32,
+        pub(crate) n_rot: u32,
+        pub(crate) eps: f32,
+        pub(crate) scale: f32,
+    }
+
+    /// The page tables of a cache group: `Pages` of `heads.cuh`.
+    pub(crate) struct PagesArgs = "Pages" in "heads.cuh" {
+        pub(crate) pages: DevicePtr<u32>,
+        pub(crate) n_pages: u32,
+        pub(crate) unused: u32,
+    }
+
+    /// Arguments of attention over whole KV pages, and of the append to the cache (`attention.cu`, `attention_on_units.cu`).
+    pub(crate) struct AttentionArgs = "AttentionArgs" in "attention.cu" {
+        pub(crate) inputs: HeadArgs,
+        pub(crate) tokens: DevicePtr<TokenArgs>,
+        pub(crate) pages: PagesArgs,
+        pub(crate) k_cache: DevicePtr<u8>,
+        pub(crate) v_cache: DevicePtr<u8>,
+        pub(crate) qkv: DevicePtr<f32>,
+        pub(crate) out: DevicePtr<f32>,
+        pub(crate) packed: DevicePtr<F16>,
+        pub(crate) partial: DevicePtr<f32>,
+        pub(crate) tickets: DevicePtr<u32>,
+        pub(crate) sinks: DevicePtr<f32>,
+        pub(crate) n_head: u32,
+        pub(crate) n_head_kv: u32,
+        pub(crate) head_dim: u32,
+        pub(crate) stride: u32,
+        pub(crate) n_splits: u32,
+        pub(crate) n_chunks: u32,
+        pub(crate) n_token_tiles: u32,
+        pub(crate) mask: u32,
+        pub(crate) reach: u32,
+        pub(crate) soft_cap: f32,
+        pub(crate) gates: DevicePtr<f32>,
+        pub(crate) gate_stride: u32,
+        pub(crate) q_step: u32,
+        pub(crate) k_at: u32,
+        pub(crate) v_at: u32,
+    }
+
+    /// Arguments of the separate kernel for queries, keys and values (`attention_inputs.cu`).
+    pub(crate) struct AttentionInputsArgs = "AttentionInputsArgs" in "attention_inputs.cu" {
+        pub(crate) inputs: HeadArgs,
+        pub(crate) q_bias: DevicePtr<f32>,
+        pub(crate) k_bias: DevicePtr<f32>,
+        pub(crate) tokens: DevicePtr<TokenArgs>,
+        pub(crate) pages: PagesArgs,
+        pub(crate) k_cache: DevicePtr<u8>,
+        pub(crate) v_cache: DevicePtr<u8>,
+        pub(crate) qkv: DevicePtr<f32>,
+        pub(crate) queries: DevicePtr<f32>,
+        pub(crate) n_head: u32,
+        pub(crate) n_head_kv: u32,
+        pub(crate) head_dim: u32,
+        pub(crate) stride: u32,
+        pub(crate) q_step: u32,
+        pub(crate) k_at: u32,
+        pub(crate) v_at: u32,
+        pub(crate) owns_cache: u32,
+        pub(crate) kind: u32,
+        pub(crate) clamp: f32,
+        pub(crate) value_eps: f32,
+        pub(crate) growth: f32,
+        pub(crate) growth_length: u32,
+        pub(crate) growth_offset: u32,
+    }
+
+    /// Arguments of the attention for every mask and head size (`general_attention.cu`).
+    pub(crate) struct GeneralAttentionArgs = "GeneralAttentionArgs" in "general_attention.cu" {
+        pub(crate) tokens: DevicePtr<TokenArgs>,
+        pub(crate) pages: PagesArgs,
+        pub(crate) k_cache: DevicePtr<u8>,
+        pub(crate) v_cache: DevicePtr<u8>,
+        pub(crate) queries: DevicePtr<f32>,
+        pub(crate) out: DevicePtr<f32>,
+        pub(crate) packed: DevicePtr<F16>,
+        pub(crate) partial: DevicePtr<f32>,
+        pub(crate) tickets: DevicePtr<u32>,
+        pub(crate) sinks: DevicePtr<f32>,
+        pub(crate) slopes: DevicePtr<f32>,
+        pub(crate) gates: DevicePtr<f32>,
+        pub(crate) gate_stride: u32,
+        pub(crate) n_head: u32,
+        pub(crate) n_head_kv: u32,
+        pub(crate) key_dim: u32,
+        pub(crate) value_dim: u32,
+        pub(crate) n_splits: u32,
+        pub(crate) n_token_tiles: u32,
+        pub(crate) mask: u32,
+        pub(crate) reach: u32,
+        pub(crate) soft_cap: f32,
+    }
+
+    /// Arguments of attention over query tiles (`prefill_attention.cu`).
+    pub(crate) struct PrefillArgs = "PrefillArgs" in "prefill_attention.cu" {
+        pub(crate) tiles: DevicePtr<QueryTileArgs>,
+        pub(crate) pages: PagesArgs,
+        pub(crate) k_cache: DevicePtr<F16>,
+        pub(crate) v_cache: DevicePtr<F16>,
+        pub(crate) qkv: DevicePtr<f32>,
+        pub(crate) packed: DevicePtr<F16>,
+        pub(crate) sinks: DevicePtr<f32>,
+        pub(crate) n_head: u32,
+        pub(crate) n_head_kv: u32,
+        pub(crate) stride: u32,
+        pub(crate) n_token_tiles: u32,
+        pub(crate) mask: u32,
+        pub(crate) reach: u32,
+        pub(crate) soft_cap: f32,
+        pub(crate) gate_stride: u32,
+        pub(crate) gates: DevicePtr<f32>,
+    }
+}
+
+/// `HeadNorm` of `heads.cuh` with a weight for each head, and `NORM_OF_ROW` of `attention_inputs.cu`.
+const NORMS_WITH_WEIGHTS_OF_HEADS: [u32; 2] = [2, 4];
+
+impl HeadArgs {
+    /// Heads that have weights of their own in a norm, of `n_head`.
+    fn heads_with_weights(&self, n_head: u32) -> usize {
+        if NORMS_WITH_WEIGHTS_OF_HEADS.contains(&self.norm) { n_head as usize } else { 1 }
+    }
+
+    /// States the weights of the norms, and one position of the RoPE table.
+    fn reach(&self, n_head: u32, n_head_kv: u32, head_dim: u32, reach: &mut Reach) {
+        reach.array("inputs.q_norm", self.q_norm, self.heads_with_weights(n_head) * head_dim as usize);
+        reach.array("inputs.k_norm", self.k_norm, self.heads_with_weights(n_head_kv) * head_dim as usize);
+        reach.array("inputs.rope", self.rope, self.n_rot as usize / 2);
+    }
+}
+
+impl PagesArgs {
+    /// States the page table of one sequence.
+    pub(super) fn reach(&self, reach: &mut Reach) {
+        reach.array("pages", self.pages, self.n_pages as usize);
+    }
+}
+
+/// States one page of keys or values.
+fn page_of(field: &'static str, cache: DevicePtr<u8>, launch: &Launch, n_head_kv: u32, dim: u32, reach: &mut Reach) {
+    reach.array(field, cache, PAGE * n_head_kv as usize * dim as usize * launch.cache_bytes());
+}
+
+/// States the gates of `n` tokens: each head's is after its query.
+fn gates_of(gates: DevicePtr<f32>, n: usize, gate_stride: u32, n_head: u32, dim: u32, reach: &mut Reach) {
+    reach.rows("gates", gates, n, gate_stride, (2 * n_head as usize - 1) * dim as usize);
+}
+
+impl KernelArgs for AttentionArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let Self { n_head, n_head_kv, head_dim, .. } = *self;
+        let appends = launch.kernel.starts_with("append_");
+        let n = launch.grid.blocks[if appends { 1 } else { 2 }];
+        let (heads, dim) = (n_head as usize, head_dim as usize);
+        self.inputs.reach(n_head, n_head_kv, head_dim, reach);
+        self.pages.reach(reach);
+        reach.array("tokens", self.tokens, n);
+        page_of("k_cache", self.k_cache, launch, n_head_kv, head_dim, reach);
+        page_of("v_cache", self.v_cache, launch, n_head_kv, head_dim, reach);
+        let queries = (heads - 1) * self.q_step as usize + dim;
+        let values = self.v_at as usize + n_head_kv as usize * dim;
+        // Where keys and values are in the cache, only queries are read.
+        let row = if launch.kernel.starts_with("attention_appended") { queries } else { queries.max(values) };
+        reach.rows("qkv", self.qkv, n, self.stride, row);
+        if appends {
+            return;
+        }
+        reach.array("out", self.out, n * heads * dim);
+        reach.packed("packed", self.packed, self.n_token_tiles, heads * dim);
+        if self.n_splits > 1 {
+            reach.array("partial", self.partial, n * heads * self.n_splits as usize * (dim + 2));
+            reach.array("tickets", self.tickets, n * (n_head_kv * self.n_chunks) as usize);
+        }
+        reach.array("sinks", self.sinks, heads);
+        gates_of(self.gates, n, self.gate_stride, n_head, head_dim, reach);
+    }
+}
+
+impl KernelArgs for AttentionInputsArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let Self { inputs, n_head, n_head_kv, head_dim, .. } = *self;
+        let (n, heads, dim) = (launch.grid.blocks[1], n_head as usize, head_dim as usize);
+        inputs.reach(n_head, n_head_kv, head_dim, reach);
+        self.pages.reach(reach);
+        reach.array("q_bias", self.q_bias, inputs.heads_with_weights(n_head) * dim);
+        reach.array("k_bias", self.k_bias, inputs.heads_with_weights(n_head_kv) * dim);
+        reach.array("tokens", self.tokens, n);
+        let mut row = (heads - 1) * self.q_step as usize + dim;
+        if self.owns_cache == 1 {
+            row = row.max(self.k_at.max(self.v_at) as usize + n_head_kv as usize * dim);
+            page_of("k_cache", self.k_cache, launch, n_head_kv, head_dim, reach);
+            page_of("v_cache", self.v_cache, launch, n_head_kv, head_dim, reach);
+        }
+        reach.rows("qkv", self.qkv, n, self.stride, row);
+        reach.array("queries", self.queries, n * heads * dim);
+    }
+}
+
+impl KernelArgs for GeneralAttentionArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        let Self { n_head, n_head_kv, key_dim, value_dim, .. } = *self;
+        let (n, heads) = (launch.grid.blocks[2], n_head as usize);
+        self.pages.reach(reach);
+        reach.array("tokens", self.tokens, n);
+        page_of("k_cache", self.k_cache, launch, n_head_kv, key_dim, reach);
+        page_of("v_cache", self.v_cache, launch, n_head_kv, value_dim, reach);
+        reach.array("queries", self.queries, n * heads * key_dim as usize);
+        reach.array("out", self.out, n * heads * value_dim as usize);
+        reach.packed("packed", self.packed, self.n_token_tiles, heads * value_dim as usize);
+        if self.n_splits > 1 {
+            reach.array("partial", self.partial, n * heads * self.n_splits as usize * (value_dim as usize + 2));
+            reach.array("tickets", self.tickets, n * heads);
+        }
+        reach.array("sinks", self.sinks, heads);
+        reach.array("slopes", self.slopes, heads);
+        gates_of(self.gates, n, self.gate_stride, n_head, value_dim, reach);
+    }
+}
+
+impl KernelArgs for PrefillArgs {
+    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+        // The elements of a head are the number in the kernel's name; which tokens a tile has is known to the device alone.
+        let (heads, dim) = (self.n_head as usize, launch.number().unwrap_or(0));
+        self.pages.reach(reach);
+        reach.array("tiles", self.tiles, launch.grid.blocks[0]);
+        page_of("k_cache", self.k_cache.cast(), launch, self.n_head_kv, dim as u32, reach);
+        page_of("v_cache", self.v_cache.cast(), launch, self.n_head_kv, dim as u32, reach);
+        reach.array("qkv", self.qkv, dim);
+        reach.packed("packed", self.packed, self.n_token_tiles, heads * dim);
+        reach.array("sinks", self.sinks, heads);
+        gates_of(self.gates, 1, self.gate_stride, self.n_head, dim as u32, reach);
+    }
+}
