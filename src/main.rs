@@ -19,6 +19,7 @@ mod form_args;
 mod interrupt;
 mod log_likelihood;
 mod logits_file;
+mod map_gguf;
 mod mcp_config;
 mod mcp_consent;
 mod metadata_text;

@@ -16,6 +16,7 @@ use metal_attention::{BUILT_IN_MODEL, Error, Model, ModelOptions};
 
 use crate::cli_error::CliError;
 use crate::find_model::{find, names_model, without_ending};
+use crate::map_gguf::map_gguf;
 use crate::metadata_text::safe;
 
 /// The environment variable with the model for commands that are given none.
@@ -161,7 +162,7 @@ impl ModelArgs {
     /// Opens the file without reading the model. Prints a note on stderr if it is the built-in one.
     pub fn open_gguf(&self) -> Result<GgufFile, CliError> {
         if let Some(file) = self.file()? {
-            let gguf = if self.no_mmap { GgufFile::read(file) } else { GgufFile::open(file) };
+            let gguf = if self.no_mmap { GgufFile::read(file) } else { map_gguf(file) };
             return gguf.map_err(|e| self.with_source(Error::from(e).into()));
         }
         // An error means that stderr is closed; the note is lost then.

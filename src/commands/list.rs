@@ -2,11 +2,11 @@
 
 use std::io::{self, Write};
 
-use metal_attention::gguf::GgufFile;
 use metal_attention_hub::{CachedModel, Environment, Hub, Unfinished};
 use serde_json::json;
 
 use crate::cli_error::CliError;
+use crate::map_gguf::map_gguf;
 use crate::metadata_text::{safe, safe_json};
 use crate::model_summary::TensorCounts;
 use crate::units;
@@ -95,7 +95,7 @@ fn write_text(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out:
 fn type_of(model: &CachedModel) -> Option<String> {
     model.quant.clone().or_else(|| {
         // A file that cannot be opened is listed nevertheless, so that it can be removed.
-        let file = GgufFile::open(&model.files[0]).ok()?;
+        let file = map_gguf(&model.files[0]).ok()?;
         let types = TensorCounts::of(&file).types;
         types.into_iter().max_by_key(|ty| ty.bytes).map(|ty| ty.ty.to_owned())
     })

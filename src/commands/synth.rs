@@ -15,6 +15,7 @@ use serde_json::Value as Json;
 
 use crate::cli_error::CliError;
 use crate::interrupt;
+use crate::map_gguf::map_gguf;
 use crate::output_file::OutputFile;
 use crate::progress::ProgressLine;
 use crate::random_weights::RandomWeights;
@@ -309,7 +310,7 @@ fn shape(name: &str, sizes: &SizeArgs) -> ModelShape {
 /// number of tokens: more than `n_vocab` if the vocabulary is larger and no size is given.
 fn add_vocabulary(metadata: &mut Metadata, args: &Args, n_vocab: usize) -> Result<usize, CliError> {
     let source = match &args.vocab {
-        Some(path) => GgufFile::open(path),
+        Some(path) => map_gguf(path),
         None => GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL),
     };
     let source = source.map_err(Error::from)?;

@@ -68,7 +68,7 @@ fn built_in() -> Vec<u8> {
 
 /// The built-in model in two files, as `gguf-split` makes them.
 fn split() -> [Vec<u8>; 2] {
-    let model = GgufFile::open(BUILT_IN).unwrap();
+    let model = GgufFile::read(BUILT_IN).unwrap();
     let (first, second) = model.tensors().split_at(10);
     [(0u16, first), (1, second)].map(|(no, tensors)| {
         let mut metadata = if no == 0 { model.metadata().clone() } else { Metadata::new() };

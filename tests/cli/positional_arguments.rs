@@ -15,7 +15,7 @@ const NOTE: &str = "note: the text is continued as it is, though the model has a
 
 /// Writes the built-in model with a chat template into `folder`. Returns its path.
 fn with_template(folder: &Path) -> PathBuf {
-    let model = GgufFile::open(BUILT_IN).unwrap();
+    let model = GgufFile::read(BUILT_IN).unwrap();
     let mut metadata = model.metadata().clone();
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
     metadata.set("tokenizer.chat_template", template.to_owned());

@@ -28,7 +28,7 @@ fn write_text(dir: &TempDir, n: usize) {
 }
 
 fn type_of(file: &Path, tensor: &str) -> String {
-    GgufFile::open(file).unwrap().tensor(tensor).unwrap().ty().to_string()
+    GgufFile::read(file).unwrap().tensor(tensor).unwrap().ty().to_string()
 }
 
 /// The command that synthesises a model whose rows are multiples of 256 values, the block of K-quants.
@@ -45,7 +45,7 @@ fn recipes_mix_types() {
         let path = dir.path().join(file);
         let types = names.map(|name| type_of(&path, &format!("{name}.weight")));
         assert_eq!(types, ["Q6_K", "Q4_K", "Q4_K", "Q4_K", "Q6_K"], "{file}");
-        let metadata = GgufFile::open(&path).unwrap().metadata().clone();
+        let metadata = GgufFile::read(&path).unwrap().metadata().clone();
         assert_eq!(metadata.u32("general.file_type").unwrap(), Some(15));
         assert_eq!(metadata.u32("general.quantization_version").unwrap(), Some(2));
     }
@@ -107,7 +107,7 @@ fn values_beyond_the_range_of_a_type_are_rejected() {
         assert_eq!(output.status.code(), Some(i32::from(!fits)), "{value} as {recipe}: {errors}");
         if fits {
             stdout(run_in(&dir, "quantize @/q.gguf @/f.gguf F32"));
-            let back = GgufFile::open(dir.path().join("f.gguf")).unwrap();
+            let back = GgufFile::read(dir.path().join("f.gguf")).unwrap();
             let largest = back.tensor("blk.0.attn_q.weight").unwrap().as_f32().unwrap()[5];
             assert!((largest / value - 1.0).abs() < 0.25, "{value} as {recipe} is {largest}");
         } else {
@@ -145,7 +145,7 @@ fn small_recipes_need_importance() {
     assert_eq!(imatrix.counts("blk.7.ffn_down.weight"), Some(&[128][..]));
     for recipe in ["iq2_xxs", "iq2_m", "iq1_s", "iq1_m", "iq3_xxs", "q2_k_s", "q4_0"] {
         stdout(run_in(&dir, &format!("quantize @/f32.gguf @/q.gguf {recipe} --imatrix @/i.gguf")));
-        let file = GgufFile::open(dir.path().join("q.gguf")).unwrap();
+        let file = GgufFile::read(dir.path().join("q.gguf")).unwrap();
         assert_eq!(file.metadata().u32("quantize.imatrix.entries_count").unwrap(), Some(56));
         assert_eq!(file.metadata().u32("quantize.imatrix.chunks_count").unwrap(), Some(2));
         let args = ["run", "-m", "@/q.gguf", "-p", "Hi", "-n", "2", "--ignore-eos"].join(" ");

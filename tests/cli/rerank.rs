@@ -41,7 +41,7 @@ fn score(model: &Model, document: &str) -> f64 {
 fn documents_are_sorted_by_the_models_scores() {
     let dir = TempDir::new().unwrap();
     let file = file(&dir, true);
-    let gguf = GgufFile::open(&file).unwrap();
+    let gguf = GgufFile::read(&file).unwrap();
     let model = Model::from_gguf(gguf, &ModelOptions::default()).unwrap();
     let mut expected: Vec<(usize, f64)> =
         DOCUMENTS.iter().map(|document| score(&model, document)).enumerate().collect();

@@ -46,7 +46,7 @@ fn references() -> References {
 }
 
 fn model(file: &Path) -> Model {
-    Model::from_gguf(GgufFile::open(file).unwrap(), &ModelOptions::default()).unwrap()
+    Model::from_gguf(GgufFile::read(file).unwrap(), &ModelOptions::default()).unwrap()
 }
 
 /// The logits or the embedding of the text.

@@ -16,7 +16,8 @@ use crate::{GgufError, Metadata, Result, Tensor};
 ///
 /// ```no_run
 /// use metal_attention_gguf::GgufFile;
-/// let file = GgufFile::open("model.gguf")?;
+/// // SAFETY: nothing changes the file while this program runs.
+/// let file = unsafe { GgufFile::map("model.gguf") }?;
 /// println!("{:?}", file.metadata().str("general.architecture")?);
 /// for tensor in file.tensors() {
 ///     println!("{} {:?} {}", tensor.name(), tensor.shape(), tensor.ty());
@@ -44,14 +45,18 @@ impl GgufFile {
     /// model from the same folder; `path` may name any part. The metadata are then those of the first part without the
     /// `split.*` keys.
     ///
-    /// The file must not be truncated or rewritten in place while it is open: on Unix, reading a page that is no longer in the
-    /// file raises the signal `SIGBUS`; see [`exit_on_lost_pages`](crate::exit_on_lost_pages). [`read`](Self::read) has no such
-    /// condition.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+    /// [`read`](Self::read) is the same without a condition.
+    ///
+    /// # Safety
+    /// Nobody truncates the file or changes it in place, in this process or another one, as long as the file or one of its tensors
+    /// exists. Tensors are slices of the mapping: bytes that change under a slice are undefined behaviour, and on Unix, reading a
+    /// page that is no longer in the file raises the signal `SIGBUS` ([`exit_on_lost_pages`](crate::exit_on_lost_pages)). Replacing
+    /// the file by another one, as downloads and [`GgufWriter`](crate::GgufWriter)'s callers do, is no change.
+    pub unsafe fn map(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_as(path.as_ref(), FileAccess::Map)
     }
 
-    /// [`open`](Self::open), but reads the whole file into memory, so that later changes of the file have no effect.
+    /// [`map`](Self::map), but reads the whole file into memory, so that later changes of the file have no effect.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_as(path.as_ref(), FileAccess::Read)
     }
@@ -152,7 +157,7 @@ impl GgufFile {
     }
 }
 
-/// How a file is made accessible: mapped, or read into memory.
+/// How a file is made accessible: mapped, with the condition of [`GgufFile::map`], or read into memory.
 #[derive(Clone, Copy)]
 pub(crate) enum FileAccess {
     Map,
@@ -188,7 +193,8 @@ impl FilePart {
         }
         let file = File::open(path).map_err(failed("open"))?;
         let storage = match access {
-            FileAccess::Map => Storage::map(&file, path).map_err(failed("map"))?,
+            // SAFETY: only `GgufFile::map` asks for it, whose caller promises that nobody changes the file.
+            FileAccess::Map => unsafe { Storage::map(&file, path) }.map_err(failed("map"))?,
             FileAccess::Read => Storage::read(&file, found.len()).map_err(|source| match source.kind() {
                 io::ErrorKind::OutOfMemory => GgufError::OutOfMemory { path: path.to_owned(), bytes: found.len() },
                 _ => failed("read")(source),

@@ -62,7 +62,7 @@ impl Imatrix {
         if is_legacy {
             return Self::from_legacy(&std::fs::read(path).map_err(failed("read"))?).map_err(|e| e.in_file(path));
         }
-        Self::from_gguf(&GgufFile::open(path)?).map_err(|e| e.in_file(path))
+        Self::from_gguf(&GgufFile::read(path)?).map_err(|e| e.in_file(path))
     }
 
     /// Reads the GGUF format.

@@ -29,11 +29,12 @@ pub(crate) enum Storage {
 
 impl Storage {
     /// Maps the whole `file`, which must not be empty. `path` is its name for messages.
+    ///
+    /// # Safety
+    /// Nobody truncates or changes the file as long as the value exists.
     #[cfg_attr(not(unix), allow(unused_variables))]
-    pub(crate) fn map(file: &File, path: &Path) -> io::Result<Self> {
-        // SAFETY: the mapping is private and read-only. As with every mapped file, another process
-        // that truncates or rewrites the file while it is in use breaks this one; model files are
-        // not modified in place, and `GgufFile::open` documents the condition.
+    pub(crate) unsafe fn map(file: &File, path: &Path) -> io::Result<Self> {
+        // SAFETY: the mapping is private and read-only, and the caller promises that the file does not change.
         let map = unsafe { Mmap::map(file) }?;
         Ok(Self::Mapped {
             #[cfg(unix)]

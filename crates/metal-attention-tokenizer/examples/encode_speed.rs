@@ -17,7 +17,7 @@ const MEGABYTE: usize = 1_000_000;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args_os().skip(1);
     let vocabulary = args.next().ok_or("usage: encode_speed VOCABULARY.gguf [TEXT]")?;
-    let file = GgufFile::open(&vocabulary)?;
+    let file = GgufFile::read(&vocabulary)?;
     let load = || Tokenizer::from_metadata(file.metadata(), &TokenizerOptions::default());
     let (tokenizer, time) = best_of_five(load);
     let tokenizer = tokenizer?;

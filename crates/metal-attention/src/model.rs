@@ -54,13 +54,23 @@ impl fmt::Debug for Model {
 
 impl Model {
     /// Opens a GGUF file (any part of a split one) without reading its weights yet.
+    ///
+    /// The file is mapped. It must not be truncated or changed in place while the model exists, in this process or another one: the
+    /// weights would change under their readers, and on Unix a missing page ends the process with `SIGBUS`. This cannot be
+    /// checked. [`ModelOptions::in_memory`] reads the file instead, and has no such condition.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_with(path, &ModelOptions::default())
     }
 
     /// [`open`](Self::open) with options.
     pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self, Error> {
-        let gguf = if options.in_memory { GgufFile::read(path) } else { GgufFile::open(path) };
+        let gguf = if options.in_memory {
+            GgufFile::read(path)
+        } else {
+            // SAFETY: the documentation of `open` passes the condition on to the caller. A safe function in spite of it, as in
+            // other programs that map large files: nobody has a use for a model file that changes.
+            unsafe { GgufFile::map(path) }
+        };
         Self::from_gguf(gguf?, options)
     }
 

@@ -50,7 +50,7 @@ mod tests {
         // sha256sum models/stories260K.gguf
         let expected = "e10e90d4e58761087890a30bcc3d2857618a53375cfaf1955b19961e5d2d02b0";
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
-        assert_eq!(sha256(&GgufFile::open(path).unwrap()).unwrap(), expected);
+        assert_eq!(sha256(&GgufFile::read(path).unwrap()).unwrap(), expected);
         assert_eq!(sha256(&GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL).unwrap()).unwrap(), expected);
     }
 }

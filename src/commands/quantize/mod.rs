@@ -18,6 +18,7 @@ use self::report::TensorReport;
 use crate::cli_error::CliError;
 use crate::find_model::find;
 use crate::interrupt;
+use crate::map_gguf::map_gguf;
 use crate::output_file::OutputFile;
 use crate::progress::ProgressLine;
 use crate::tensor_types::{self, TypeArgs};
@@ -83,7 +84,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let input = find(&args.input)?;
-    let file = if args.no_mmap { GgufFile::read(input) } else { GgufFile::open(input) };
+    let file = if args.no_mmap { GgufFile::read(input) } else { map_gguf(input) };
     let file = file.map_err(Error::from)?;
     refuse_overwriting(args, &file)?;
     if file.tensors().is_empty() {

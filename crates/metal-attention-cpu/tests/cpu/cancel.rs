@@ -9,7 +9,7 @@ use metal_attention_gguf::GgufFile;
 use metal_attention_model::{ForwardError, ForwardPass, PAGE, SessionOptions, Watch};
 
 fn open(path: &str) -> GgufFile {
-    GgufFile::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)).expect("the model")
+    GgufFile::read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)).expect("the model")
 }
 
 /// Micro-batches of 40 tokens, which allow batches whose sequences are evaluated concurrently.

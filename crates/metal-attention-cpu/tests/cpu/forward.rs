@@ -19,7 +19,7 @@ fn open(name: &str) -> GgufFile {
         return GgufFile::from_bytes(bytes).expect("a readable GGUF file");
     }
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(name);
-    GgufFile::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    GgufFile::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// The model of `models/stories260K.gguf`: F32, Llama with GQA.

@@ -14,7 +14,7 @@ use serde::Deserialize;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 fn open(path: &Path, isa: Isa, options: &SessionOptions) -> CpuForwardPass {
-    let file = GgufFile::open(path).expect("a readable GGUF file");
+    let file = GgufFile::read(path).expect("a readable GGUF file");
     CpuExecutor::session_of_file(&on_isa(isa), &file, options).expect("a model that runs")
 }
 

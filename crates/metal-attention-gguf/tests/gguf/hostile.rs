@@ -178,21 +178,21 @@ fn missing_files_and_directories_are_explained() {
     for name in ["smollm-135m-q4_0.gguf", "qwen.gguf", "notes.txt"] {
         std::fs::write(folder.path().join(name), "").unwrap();
     }
-    let missing = GgufFile::open(folder.path().join("smolm-135m-q4_0.gguf")).unwrap_err();
+    let missing = GgufFile::read(folder.path().join("smolm-135m-q4_0.gguf")).unwrap_err();
     let GgufError::NotFound { suggestions, .. } = &missing else { panic!("{missing:?}") };
     let names: Vec<_> = suggestions.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
     assert_eq!(names, ["smollm-135m-q4_0.gguf", "qwen.gguf"]);
     assert!(missing.to_string().contains("did you mean"), "{missing}");
     assert_eq!(missing.kind(), ErrorKind::Model);
 
-    let lonely = GgufFile::open(folder.path().join("no/such/folder.gguf")).unwrap_err();
+    let lonely = GgufFile::read(folder.path().join("no/such/folder.gguf")).unwrap_err();
     assert!(matches!(&lonely, GgufError::NotFound { suggestions, .. } if suggestions.is_empty()));
 
-    let directory = GgufFile::open(folder.path()).unwrap_err();
+    let directory = GgufFile::read(folder.path()).unwrap_err();
     assert!(matches!(&directory, GgufError::IsDirectory { suggestions, .. } if suggestions.len() == 2));
     assert!(directory.to_string().contains("is a directory"), "{directory}");
 
-    let empty = GgufFile::open(folder.path().join("qwen.gguf")).unwrap_err();
+    let empty = GgufFile::read(folder.path().join("qwen.gguf")).unwrap_err();
     assert!(matches!(empty.root(), GgufError::Empty));
     assert!(empty.to_string().contains("qwen.gguf: the file is empty"), "{empty}");
 }
@@ -200,6 +200,6 @@ fn missing_files_and_directories_are_explained() {
 #[cfg(unix)]
 #[test]
 fn devices_are_refused() {
-    let device = GgufFile::open("/dev/null").unwrap_err();
+    let device = GgufFile::read("/dev/null").unwrap_err();
     assert!(matches!(device, GgufError::NotRegular { .. }), "{device:?}");
 }

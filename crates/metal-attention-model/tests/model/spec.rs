@@ -60,7 +60,7 @@ fn silu(n_ff: usize) -> FeedForward {
 }
 
 fn open(name: &str) -> GgufFile {
-    GgufFile::open(format!("{}/../../models/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    GgufFile::read(format!("{}/../../models/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 fn open(path: &Path, pre: Option<&str>) -> Tokenizer {
     let file = if path.exists() {
-        GgufFile::open(path)
+        GgufFile::read(path)
     } else {
         let name = path.file_name().and_then(|name| name.to_str()).expect("a plain name");
         GgufFile::from_bytes(&metal_attention_testing::vocabulary::bytes(name))

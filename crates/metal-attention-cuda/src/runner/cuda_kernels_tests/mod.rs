@@ -50,7 +50,7 @@ fn device() -> Option<Arc<CudaDevice>> {
 /// A forward pass of the built-in model, whose runner launches the kernels under test. Its own weights are not used.
 fn pass() -> Option<CudaExecutor> {
     let gpu = device()?;
-    let file = GgufFile::open(metal_attention_testing::stories()).unwrap();
+    let file = GgufFile::read(metal_attention_testing::stories()).unwrap();
     let model = LoadedModel::load(&file).unwrap();
     let options = SessionOptions { n_ctx: 64, n_ubatch: 256, ..Default::default() };
     Some(CudaExecutor::new(gpu, &model, &options, &CudaTuning::default()).unwrap())

@@ -12,7 +12,7 @@ use metal_attention::{
 };
 
 fn stories() -> GgufFile {
-    GgufFile::open(metal_attention_testing::stories()).unwrap()
+    GgufFile::read(metal_attention_testing::stories()).unwrap()
 }
 
 fn options() -> SessionOptions {

@@ -20,7 +20,7 @@ fn options(cache_type: CacheType) -> SessionOptions {
 }
 
 fn open(path: &Path) -> GgufFile {
-    GgufFile::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    GgufFile::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 fn stories() -> GgufFile {

@@ -351,7 +351,7 @@ fn greedy_tokens_are_equal() {
     let _guard = test_guard(&gpu);
     // A software GPU takes the model whose kernel another test compiles.
     let file =
-        if gpu.summary().is_software() { llama() } else { GgufFile::open(metal_attention_testing::tales()).unwrap() };
+        if gpu.summary().is_software() { llama() } else { GgufFile::read(metal_attention_testing::tales()).unwrap() };
     let sequences = [0, 1].map(|groups| {
         // The kernel is that of another test.
         let options = SessionOptions { n_ctx: 300, n_seq: 2, ..Default::default() };

@@ -15,7 +15,7 @@ const PAGE: usize = 64;
 
 fn stories() -> GgufFile {
     let path = metal_attention_testing::stories();
-    GgufFile::open(path).unwrap()
+    GgufFile::read(path).unwrap()
 }
 
 /// The forward pass with `n_seq` sequences and `n_pages` KV pages. The persistent kernel, which is used only while a

@@ -1,0 +1,12 @@
+//! Maps GGUF files for commands.
+
+use std::path::Path;
+
+use metal_attention::gguf::{GgufError, GgufFile};
+
+/// Maps the file at `path`. The user must not truncate or change it in place while the command runs: on Unix the program then ends with
+/// a message (`exit_on_lost_pages`), or computes with what it reads. Flags such as `--no-mmap` read the file instead.
+pub fn map_gguf(path: impl AsRef<Path>) -> Result<GgufFile, GgufError> {
+    // SAFETY: as `Model::open`: whoever runs a command on a file does not change it meanwhile.
+    unsafe { GgufFile::map(path) }
+}
