@@ -44,6 +44,7 @@ impl Model {
 }
 
 /// Opens the GGUF file at `path`, any part of a split one, and writes the model to `model`. Free it by ma_model_free.
+/// The file is mapped: it must not be truncated or changed in place while the model exists.
 ///
 /// # Safety
 /// `path` is null or ends with a NUL; `model` is null or points to memory for a pointer.

@@ -291,19 +291,21 @@ impl DecodeKernel {
             ..self.args
         };
         let (grid, order) = (self.grid, LaunchOrder::Cooperative);
-        // SAFETY: the addresses are of the buffers of this object, of the model's weights and of its caches, which the executor that has
-        // this object holds; their sizes are those that `new` has allocated.
         match (self.kernel, exchange) {
-            (LoadedKernel::Alone(kernel), None) => unsafe { gpu.launch(kernel, grid, &args, order)? },
+            (LoadedKernel::Alone(kernel), None) => {
+                // SAFETY: the addresses are of the buffers of this object, of the model's weights and of its caches, which the executor
+                // holds beside it; their sizes are those that `new` has allocated.
+                unsafe { gpu.launch(kernel, grid, &args, order)? };
+            }
             (LoadedKernel::OnRanks(kernel), Some(exchange)) => {
                 let first_vocab_row = exchange.first_row() as u32;
                 let ranks = RankShareArgs { exchange: exchange.args(), first_vocab_row, unused: 0 };
+                // SAFETY: as above; mailboxes of other ranks live as long as these, which hold each other's addresses.
                 unsafe { gpu.launch(kernel, grid, &DecodeOnRanksArgs { decode: args, ranks }, order)? };
             }
             (LoadedKernel::Alone(_), Some(_)) | (LoadedKernel::OnRanks(_), None) => {
-                return Err(CudaError::UnsupportedPart {
-                    part: "a rank's share in the kernel of a whole model, or the reverse",
-                });
+                let part = "a rank's share in the kernel of a whole model, or the reverse";
+                return Err(CudaError::UnsupportedPart { part });
             }
         }
         self.args.tag = (self.args.tag + n as u32 * self.tags_per_token) % TAGS;

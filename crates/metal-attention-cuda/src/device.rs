@@ -157,6 +157,16 @@ pub(crate) fn check(what: &'static str, outcome: CUresult) -> Result<(), CudaErr
     Err(CudaError::Driver { what, why })
 }
 
+/// Bytes of the argument of a function, which takes one.
+pub(crate) fn argument_bytes(function: CUfunction) -> Result<usize, CudaError> {
+    let (mut offset, mut bytes) = (0, 0);
+    // SAFETY: the function is of a loaded module; the driver writes two numbers.
+    check("read the size of a kernel's argument", unsafe {
+        sys::cuFuncGetParamInfo(function, 0, &raw mut offset, &raw mut bytes)
+    })?;
+    Ok(bytes)
+}
+
 /// An open GPU: its context, one stream, and the loaded kernels.
 #[derive(Debug)]
 pub struct CudaDevice {
@@ -302,7 +312,7 @@ impl CudaDevice {
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as STATIC,
         };
         let function = self.function(entry.module, entry.name)?;
-        let (bytes, wanted) = (self.argument_bytes(function)?, size_of::<A>());
+        let (bytes, wanted) = (argument_bytes(function)?, size_of::<A>());
         if bytes != wanted {
             let why =
                 format!("{} takes {bytes} bytes of arguments, and not {wanted}: run scripts/cuda-kernels", entry.name);
@@ -336,16 +346,6 @@ impl CudaDevice {
             CUresult::CUDA_ERROR_NOT_FOUND => Err(not_found()),
             outcome => check("find a kernel", outcome).map(|()| function),
         }
-    }
-
-    /// Bytes of the argument of a function, which takes one.
-    pub(crate) fn argument_bytes(&self, function: CUfunction) -> Result<usize, CudaError> {
-        let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: the function is of a loaded module; the driver writes two numbers.
-        check("read the size of a kernel's argument", unsafe {
-            sys::cuFuncGetParamInfo(function, 0, &raw mut offset, &raw mut bytes)
-        })?;
-        Ok(bytes)
     }
 
     /// Allocates a buffer and fills it with zeros, in the order of the stream.

@@ -363,6 +363,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::device::argument_bytes;
     use crate::matrix::WeightLayout;
 
     #[test]
@@ -407,7 +408,7 @@ mod tests {
         let Some(gpu) = CudaDevice::for_tests() else { return };
         for entry in TABLE.iter().filter(|entry| entry.gpus.include(gpu.summary().has_wgmma())) {
             let function = gpu.function(entry.module, entry.name).unwrap();
-            assert_eq!(gpu.argument_bytes(function).unwrap(), entry.args_bytes, "{}", entry.name);
+            assert_eq!(argument_bytes(function).unwrap(), entry.args_bytes, "{}", entry.name);
         }
     }
 }

@@ -92,7 +92,7 @@ impl Ranks {
         let gpu = &self.gpus[rank];
         let args = CountExchangesArgs { exchanges_done: self.done[rank].ptr(), n: n as u32, unused: 0 };
         let grid = LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 };
-        launch(&gpu, kernels::COUNT_EXCHANGES, grid, &args);
+        launch(gpu, kernels::COUNT_EXCHANGES, grid, &args);
     }
 }
 
@@ -225,7 +225,7 @@ fn all_gathers() {
                     AllGatherArgs { exchange, rows: buffer.ptr(), n_rows, stride, first_columns, exchanges_before: 0 };
                 let grid = LaunchGrid { blocks: [2, 1, 1], threads: 256, shared: 0 };
                 let kernel = kernels::ALL_GATHER;
-                launch(&gpu, kernel, grid, &args);
+                launch(gpu, kernel, grid, &args);
                 ranks.count(rank, 1);
                 read::<f32>(gpu, &buffer, rows.len())
             });

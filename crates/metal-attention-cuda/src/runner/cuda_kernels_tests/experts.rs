@@ -157,7 +157,7 @@ fn check_route(gpu: &Arc<CudaDevice>, router: Router, n_tokens: usize, fused: Op
             eps: 1e-5,
         };
         let grid = LaunchGrid { blocks: [n_expert, n_tokens, 1], threads: 256, shared };
-        launch(&gpu, kernels::ROUTE_ALONE, grid, &args);
+        launch(gpu, kernels::ROUTE_ALONE, grid, &args);
         let close = |v: &f64| Expected { value: *v, error: ERROR };
         let expected: Vec<_> = normed.iter().map(close).collect();
         assert_close(&read(gpu, &h, n_tokens * n_in), &expected, n_in, &format!("{what}: norm"));
@@ -166,7 +166,7 @@ fn check_route(gpu: &Arc<CudaDevice>, router: Router, n_tokens: usize, fused: Op
         assert_eq!(read::<u32>(gpu, &tickets, n_tokens), vec![0; n_tokens], "{what}: tickets");
     } else {
         let grid = LaunchGrid { blocks: [n_tokens, 1, 1], threads: 32, shared };
-        launch(&gpu, kernels::ROUTE, grid, &route);
+        launch(gpu, kernels::ROUTE, grid, &route);
     }
     let chosen: Vec<(usize, f64)> =
         logits.chunks(n_expert).flat_map(|logits| router.route(logits, &choice_bias)).collect();

@@ -253,7 +253,7 @@ fn scaled_logits() {
             let buffer = gpu.upload("logits", &logits).unwrap();
             let args = LogitsArgs { logits: buffer.ptr(), n: n as u32, scale: 0.7, soft_cap, unused: 0 };
             let grid = LaunchGrid { blocks: [256, 1, 1], threads: 256, shared: 0 };
-            launch(&gpu, kernels::SCALE_LOGITS, grid, &args);
+            launch(gpu, kernels::SCALE_LOGITS, grid, &args);
             let expected = logits.iter().map(|v| {
                 let (v, cap) = (f64::from(*v) * f64::from(0.7f32), f64::from(soft_cap));
                 let value = if cap == 0.0 { v } else { cap * (v / cap).tanh() };
@@ -306,7 +306,7 @@ fn argmax() {
             };
             let grid = LaunchGrid { blocks: [blocks, n_rows, 1], threads: 256, shared: 0 };
             for _ in 0..2 {
-                launch(&gpu, kernel, grid, &args);
+                launch(gpu, kernel, grid, &args);
             }
             let highest = |row: &[f32]| {
                 let numbers = row.iter().enumerate().filter(|(_, v)| !v.is_nan());

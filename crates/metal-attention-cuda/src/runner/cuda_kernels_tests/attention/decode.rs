@@ -57,7 +57,7 @@ fn check_decode(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usiz
     };
     let before = [setup.read_cache(0), setup.read_cache(1)];
     let grid = LaunchGrid { blocks: [shape.n_head_kv * n_chunks, by.n_splits, n], threads: 128, shared };
-    launch(&gpu, entry, grid, &args);
+    launch(gpu, entry, grid, &args);
     let got: Vec<f32> = read(gpu, &out, n * width);
     let halves = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
     if !appended {

@@ -83,7 +83,7 @@ fn check(gpu: &Arc<CudaDevice>, shape: Shape, inputs: Inputs) {
     let heads = n_head + if inputs.owns_cache { 2 * n_head_kv } else { 0 };
     let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * dim };
     let kernel = kernels::ATTENTION_INPUTS[usize::from(!shape.f16)];
-    launch(&gpu, kernel, grid, &args);
+    launch(gpu, kernel, grid, &args);
 
     let limit = f64::from(inputs.clamp);
     let clamped = |v: &[f64]| v.iter().map(|v| v.clamp(-limit, limit)).collect::<Vec<_>>();

@@ -148,7 +148,7 @@ fn check_inputs(gpu: &Arc<CudaDevice>, latent: Latent, rotation: u32, (growth, l
     };
     let grid = LaunchGrid { blocks: [1 + n_head, n, 1], threads: 128, shared: 0 };
     let kernel = kernels::LATENT_INPUTS[usize::from(!latent.f16)];
-    launch(&gpu, kernel, grid, &args);
+    launch(gpu, kernel, grid, &args);
 
     let rotated = |v: &[f64], pos: usize| {
         let mut v = v.to_vec();
@@ -235,10 +235,10 @@ fn check_attention(gpu: &Arc<CudaDevice>, latent: Latent, n_splits: usize) {
     let shared = 32 * (vectors | 1) * 16 + 4 * 8 * vectors * (16 / bytes);
     let grid = LaunchGrid { blocks: [n_head.div_ceil(8), n_splits, n], threads: 256, shared };
     let kernel = kernels::LATENT_ATTENTION[usize::from(!latent.f16)];
-    launch(&gpu, kernel, grid, &args);
+    launch(gpu, kernel, grid, &args);
     if n_splits > 1 {
         let grid = LaunchGrid { blocks: [n_head, n, 1], threads: 128, shared: 0 };
-        launch(&gpu, kernels::LATENT_MERGE, grid, &args);
+        launch(gpu, kernels::LATENT_MERGE, grid, &args);
     }
     let mut expected = Vec::new();
     for (i, token) in cache.tokens.iter().enumerate() {

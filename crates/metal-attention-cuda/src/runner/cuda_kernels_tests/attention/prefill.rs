@@ -94,7 +94,7 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     let shared = 2 * 2 * 2 * 64 * (shape.dim + 8);
     let grid = LaunchGrid { blocks: [tiles.len(), shape.n_head, 1], threads: 128, shared };
     let kernel = prefill_kernel(shape.dim).unwrap();
-    launch(&gpu, kernel, grid, &args);
+    launch(gpu, kernel, grid, &args);
     let got = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
     let query = |token: usize, head: usize| {
         let rounded = |v: &f64| f64::from(f16::from_f64(*v).to_f32());
@@ -178,7 +178,7 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     };
     let grid = LaunchGrid { blocks: [shape.n_head, n_splits, n], threads: 128, shared: 4 * (shape.dim + 128) };
     let kernel = kernels::GENERAL_ATTENTION[usize::from(!shape.f16)];
-    launch(&gpu, kernel, grid, &args);
+    launch(gpu, kernel, grid, &args);
     let got: Vec<f32> = read(gpu, &out, n * width);
     let expected = setup.expected(|token, head| setup.raw_query(token, head), alibi.then_some(&slopes), F32_ERROR);
     assert_close(&got, &expected, width, &what);

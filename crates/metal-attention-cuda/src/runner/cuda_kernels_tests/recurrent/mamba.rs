@@ -103,7 +103,7 @@ fn mamba_selections() {
                 unused: 0,
             };
             let grid = LaunchGrid { blocks: [n_tokens, 1, 1], threads: 96, shared: 0 };
-            launch(&gpu, kernels::MAMBA_SELECT, grid, &args);
+            launch(gpu, kernels::MAMBA_SELECT, grid, &args);
             let part = |which: usize, row: &[f32]| {
                 let len = weights[which].len();
                 let x = to_f64(&row[at[which]..][..len]);

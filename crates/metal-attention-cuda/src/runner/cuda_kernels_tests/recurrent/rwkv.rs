@@ -182,7 +182,7 @@ fn rwkv7_inputs() {
                 head_dim: dim as u32,
             };
             let grid = LaunchGrid { blocks: [n_head.div_ceil(4), n_tokens, 1], threads: 128, shared: 0 };
-            launch(&gpu, kernels::RWKV7_INPUTS, grid, &args);
+            launch(gpu, kernels::RWKV7_INPUTS, grid, &args);
             let given = given.each_ref().map(|v| to_f64(v));
             let of_layer = of_layer.each_ref().map(|v| to_f64(v));
             // decay, rate, key, value, minus the normalised key

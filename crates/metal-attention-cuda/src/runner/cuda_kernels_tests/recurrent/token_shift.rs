@@ -39,7 +39,7 @@ fn token_shifts() {
                 advance: u32::from(advance),
             };
             let grid = ModelRunner::channels_of_runs(batch, width);
-            launch(&gpu, kernel, grid, &args);
+            launch(gpu, kernel, grid, &args);
             let by_mix: Vec<f32> = read(gpu, &out, n_mix * n * width);
             let row = |token: usize, mix: usize| &by_mix[(mix * n + token) * width..][..width];
             let by_token_first: Vec<f32> =
