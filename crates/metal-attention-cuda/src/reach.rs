@@ -5,9 +5,7 @@
 //! What lies in device memory is not known to the host: pages and positions of tokens, slots of states, the items of sorted groups.
 //! Where a reach depends on it, the smallest one is stated, mostly that of one row, page or slot.
 
-#[cfg(debug_assertions)]
 use std::collections::BTreeMap;
-#[cfg(debug_assertions)]
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
@@ -94,22 +92,19 @@ impl Reach {
     }
 }
 
+/// Whether launches are checked: in debug builds. In others all functions below are empty.
+const CHECKS: bool = cfg!(debug_assertions);
+
 /// An error if `launch` may reach beyond a buffer.
-#[cfg(debug_assertions)]
 pub(crate) fn check<A: KernelArgs>(launch: &Launch, args: &A) -> Result<(), CudaError> {
     let mut reach = Reach { kernel: launch.kernel, error: None };
-    args.reach(launch, &mut reach);
+    if CHECKS {
+        args.reach(launch, &mut reach);
+    }
     reach.error.map_or(Ok(()), Err)
 }
 
-/// Checks nothing.
-#[cfg(not(debug_assertions))]
-pub(crate) fn check<A: KernelArgs>(_: &Launch, _: &A) -> Result<(), CudaError> {
-    Ok(())
-}
-
 /// An allocation that kernels may touch.
-#[cfg(debug_assertions)]
 struct Allocation {
     /// The address after its last byte.
     end: u64,
@@ -118,16 +113,13 @@ struct Allocation {
 }
 
 /// All allocations of this process, by address. Addresses of all devices and of pinned memory are of one space.
-#[cfg(debug_assertions)]
 static ALLOCATIONS: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
 
-#[cfg(debug_assertions)]
 fn allocations() -> MutexGuard<'static, BTreeMap<u64, Allocation>> {
     ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes from `address` to the end of its allocation, or of the part of it; 0: no allocation has it.
-#[cfg(debug_assertions)]
 fn available(address: u64) -> u64 {
     let allocations = allocations();
     let Some((_, allocation)) = allocations.range(..=address).next_back() else { return 0 };
@@ -135,38 +127,27 @@ fn available(address: u64) -> u64 {
     part.map_or(allocation.end, |(at, bytes)| at + bytes).saturating_sub(address)
 }
 
-/// Without a list of allocations nothing is refused.
-#[cfg(not(debug_assertions))]
-fn available(_: u64) -> u64 {
-    u64::MAX
-}
-
-/// Notes an allocation, in debug builds.
+/// Notes an allocation.
 pub(crate) fn note_allocation(address: u64, bytes: u64) {
-    #[cfg(debug_assertions)]
-    allocations().insert(address, Allocation { end: address + bytes, parts: Vec::new() });
-    #[cfg(not(debug_assertions))]
-    let _ = (address, bytes);
+    if CHECKS {
+        allocations().insert(address, Allocation { end: address + bytes, parts: Vec::new() });
+    }
 }
 
-/// Notes that an allocation is freed, in debug builds.
+/// Notes that an allocation is freed.
 pub(crate) fn note_free(address: u64) {
-    #[cfg(debug_assertions)]
-    allocations().remove(&address);
-    #[cfg(not(debug_assertions))]
-    let _ = address;
+    if CHECKS {
+        allocations().remove(&address);
+    }
 }
 
-/// Notes that the allocation at `address` is divided into `parts`, as address and bytes, in debug builds: a kernel that is given one
-/// of them may not reach into the next.
+/// Notes that the allocation at `address` is divided into `parts`, as address and bytes: a kernel that is given one of them may not reach
+/// into the next.
 pub(crate) fn note_parts(address: u64, parts: impl Iterator<Item = (u64, u64)>) {
-    #[cfg(debug_assertions)]
-    if let Some(allocation) = allocations().get_mut(&address) {
+    if CHECKS && let Some(allocation) = allocations().get_mut(&address) {
         allocation.parts.clear();
         allocation.parts.extend(parts);
     }
-    #[cfg(not(debug_assertions))]
-    let _ = (address, parts);
 }
 
 #[cfg(all(test, debug_assertions))]
