@@ -3,7 +3,7 @@
 //! A kernel takes one structure by value. Fields have the kernel's names, and are documented at the structure in `kernels/`;
 //! `unused` fields are padding. [`kernel_args`] declares a structure with its name there, and `kernels/args_layout.cuh`, which is
 //! generated from the declarations, holds the C++ structure to the same size and offsets when a kernel is compiled. For each address
-//! [`KernelArgs::reach`](crate::reach::KernelArgs::reach) states how far a launch reaches.
+//! [`KernelArgs::bounds`](crate::bounds::KernelArgs::bounds) states what a launch may touch.
 
 mod attention;
 mod decode;

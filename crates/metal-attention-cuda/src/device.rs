@@ -14,8 +14,8 @@ use cudarc::driver::sys::{
 use metal_attention_model::Watch;
 
 use crate::CudaError;
+use crate::bounds::{self, KernelArgs};
 use crate::kernels::{EntryPoint, Kernel, MODULES, Module};
-use crate::reach::{self, KernelArgs};
 use crate::slice::{DevicePtr, DeviceSlice};
 
 /// The CUDA version that the kernels are compiled with (1000 times the major number plus 10 times the minor one), and the first
@@ -367,7 +367,7 @@ impl CudaDevice {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(CudaError::OutOfMemory { what, bytes }),
             outcome => check("allocate memory", outcome)?,
         }
-        reach::note_allocation(ptr, bytes);
+        bounds::note_allocation(ptr, bytes);
         self.allocated.fetch_add(bytes, Ordering::Relaxed);
         Ok(CudaBuffer { device: Arc::clone(self), ptr, bytes })
     }
@@ -418,7 +418,7 @@ pub(crate) struct CudaBuffer {
 
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
-        reach::note_free(self.ptr);
+        bounds::note_free(self.ptr);
         // SAFETY: waits for launches that may use the memory; no later launch has its address.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.device.context);
@@ -449,7 +449,7 @@ impl CudaBuffer {
     /// next.
     pub(crate) fn note_parts<T>(&self, parts: &[DeviceSlice<T>]) {
         let part = |part: &DeviceSlice<T>| (part.ptr().address(), (part.len() * size_of::<T>()) as u64);
-        reach::note_parts(self.ptr, parts.iter().map(part));
+        bounds::note_parts(self.ptr, parts.iter().map(part));
     }
 
     /// Copies `data` to byte `at`, in the order of the stream. The caller may reuse `data` at once.
@@ -494,7 +494,7 @@ unsafe impl Send for Pinned {}
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        reach::note_free(self.ptr as u64);
+        bounds::note_free(self.ptr as u64);
         // SAFETY: waits for launches and copies that may write to the memory.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.device.context);
@@ -510,7 +510,7 @@ impl Pinned {
         let (bytes, mut ptr) = (bytes.max(16), std::ptr::null_mut());
         // SAFETY: the driver returns memory, which belongs to this value until it is dropped.
         check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, 0) })?;
-        reach::note_allocation(ptr as u64, bytes as u64);
+        bounds::note_allocation(ptr as u64, bytes as u64);
         Ok(Self { device: Arc::clone(device), ptr, bytes })
     }
 

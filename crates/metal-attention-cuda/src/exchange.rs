@@ -10,8 +10,8 @@ use cudarc::driver::sys;
 
 use crate::CudaError;
 use crate::args::{CountExchangesArgs, ExchangeArgs, MAX_RANKS};
+use crate::bounds;
 use crate::device::{CudaBuffer, CudaDevice, check};
-use crate::reach;
 use crate::sharding::{Shard, ShardingPlan};
 use crate::slice::DevicePtr;
 
@@ -40,7 +40,7 @@ unsafe impl Sync for AbortFlag {}
 
 impl Drop for AbortFlag {
     fn drop(&mut self) {
-        reach::note_free(self.word as u64);
+        bounds::note_free(self.word as u64);
         // SAFETY: all holders of the address hold this object, too.
         unsafe {
             if self.gpu.bind().is_ok() {
@@ -58,7 +58,7 @@ impl AbortFlag {
         // Flags 1 and 2: portable to all devices, and mapped at the same address.
         // SAFETY: the driver returns memory that this object owns until it is dropped.
         check("take pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut word, 16, 3) })?;
-        reach::note_allocation(word as u64, 16);
+        bounds::note_allocation(word as u64, 16);
         let flag = Self { word, gpu: Arc::clone(gpu) };
         flag.set(false);
         Ok(flag)

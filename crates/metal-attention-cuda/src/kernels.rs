@@ -16,7 +16,7 @@ use crate::args::{
     PrefillArgs, RateArgs, RepackArgs, RouteArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, SideProductsArgs,
     SortArgs, StreamsArgs, StretchArgs, TokenShiftArgs, TopKArgs, WeighArgs,
 };
-use crate::reach::KernelArgs;
+use crate::bounds::KernelArgs;
 use crate::{CudaDevice, CudaError};
 
 /// A kernel in a compiled module, whose argument is an `A`.

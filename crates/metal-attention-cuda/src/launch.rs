@@ -8,9 +8,9 @@ use cudarc::driver::sys::{
 };
 
 use crate::CudaError;
+use crate::bounds::{self, KernelArgs, Launch};
 use crate::device::{CudaDevice, check};
 use crate::kernels::Kernel;
-use crate::reach::{self, KernelArgs, Launch};
 
 /// The size of a launch.
 #[derive(Debug, Clone, Copy)]
@@ -38,11 +38,11 @@ pub(crate) enum LaunchOrder {
 
 impl CudaDevice {
     /// Appends a launch of `kernel` to the stream. `args` is the kernel's only parameter. Does not wait. In debug builds an error if
-    /// the launch may reach beyond a buffer ([`KernelArgs::reach`]).
+    /// the launch may reach beyond a buffer ([`KernelArgs::bounds`]).
     ///
     /// # Safety
     /// The addresses in `args` are null where the kernel allows it, or of memory that is freed only after the stream has been awaited
-    /// (`CudaBuffer::drop` does so) and that has what the kernel touches: what [`KernelArgs::reach`] states, and beyond it what indices
+    /// (`CudaBuffer::drop` does so) and that has what the kernel touches: what [`KernelArgs::bounds`] states, and beyond it what indices
     /// in device memory select, that is, pages of the KV cache, state slots, positions of the RoPE table, rows and items. The grid is one
     /// that the kernel supports.
     pub(crate) unsafe fn launch<A: KernelArgs>(
@@ -52,7 +52,7 @@ impl CudaDevice {
         args: &A,
         start: LaunchOrder,
     ) -> Result<(), CudaError> {
-        reach::check(&Launch { kernel: kernel.entry.name, grid }, args)?;
+        bounds::check(&Launch { kernel: kernel.entry.name, grid }, args)?;
         let blocks = grid.blocks.map(|n| u32::try_from(n).expect("as many blocks as a grid can have"));
         // SAFETY: an attribute of zeros has no effect.
         let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };

@@ -2,6 +2,7 @@
 
 mod activations;
 mod args;
+mod bounds;
 mod ceilings;
 mod codes;
 mod decode;
@@ -18,7 +19,6 @@ mod lookahead;
 mod matrix;
 mod options;
 mod profile;
-mod reach;
 mod recurrent_state;
 mod runner;
 mod sharding;

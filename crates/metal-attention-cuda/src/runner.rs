@@ -38,6 +38,7 @@ use metal_attention_model::ModelSpec;
 
 use crate::CudaError;
 use crate::activations::Activations;
+use crate::bounds::KernelArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::exchange::Exchange;
 use crate::ids::ChosenIds;
@@ -45,7 +46,6 @@ use crate::kernels::{EntryPoint, Kernels};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::profile::Timers;
-use crate::reach::KernelArgs;
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::weights::CudaWeights;
 

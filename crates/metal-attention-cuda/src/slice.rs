@@ -14,7 +14,7 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct F16(u16);
 
-/// A device address of elements `T`, as a field of kernel arguments; null for none. It has no length: `KernelArgs::reach` states how
+/// A device address of elements `T`, as a field of kernel arguments; null for none. It has no length: `KernelArgs::bounds` states how
 /// many elements a kernel touches.
 #[repr(transparent)]
 pub(crate) struct DevicePtr<T> {

@@ -3,7 +3,7 @@
 use metal_attention_model::PAGE;
 
 use super::kernel_args;
-use crate::reach::{KernelArgs, Launch, Reach};
+use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::slice::{DevicePtr, F16};
 
 kernel_args! {
@@ -169,112 +169,112 @@ impl HeadArgs {
     }
 
     /// States the weights of the norms, and one position of the RoPE table.
-    fn reach(&self, n_head: u32, n_head_kv: u32, head_dim: u32, reach: &mut Reach) {
-        reach.array("inputs.q_norm", self.q_norm, self.heads_with_weights(n_head) * head_dim as usize);
-        reach.array("inputs.k_norm", self.k_norm, self.heads_with_weights(n_head_kv) * head_dim as usize);
-        reach.array("inputs.rope", self.rope, self.n_rot as usize / 2);
+    fn bounds(&self, n_head: u32, n_head_kv: u32, head_dim: u32, bounds: &mut Bounds) {
+        bounds.array("inputs.q_norm", self.q_norm, self.heads_with_weights(n_head) * head_dim as usize);
+        bounds.array("inputs.k_norm", self.k_norm, self.heads_with_weights(n_head_kv) * head_dim as usize);
+        bounds.array("inputs.rope", self.rope, self.n_rot as usize / 2);
     }
 }
 
 impl PagesArgs {
     /// States the page table of one sequence.
-    pub(super) fn reach(&self, reach: &mut Reach) {
-        reach.array("pages", self.pages, self.n_pages as usize);
+    pub(super) fn bounds(&self, bounds: &mut Bounds) {
+        bounds.array("pages", self.pages, self.n_pages as usize);
     }
 }
 
 /// States one page of keys or values.
-fn page_of(field: &'static str, cache: DevicePtr<u8>, launch: &Launch, n_head_kv: u32, dim: u32, reach: &mut Reach) {
-    reach.array(field, cache, PAGE * n_head_kv as usize * dim as usize * launch.cache_bytes());
+fn page_of(field: &'static str, cache: DevicePtr<u8>, launch: &Launch, n_head_kv: u32, dim: u32, bounds: &mut Bounds) {
+    bounds.array(field, cache, PAGE * n_head_kv as usize * dim as usize * launch.cache_bytes());
 }
 
 /// States the gates of `n` tokens: each head's is after its query.
-fn gates_of(gates: DevicePtr<f32>, n: usize, gate_stride: u32, n_head: u32, dim: u32, reach: &mut Reach) {
-    reach.rows("gates", gates, n, gate_stride, (2 * n_head as usize - 1) * dim as usize);
+fn gates_of(gates: DevicePtr<f32>, n: usize, gate_stride: u32, n_head: u32, dim: u32, bounds: &mut Bounds) {
+    bounds.rows("gates", gates, n, gate_stride, (2 * n_head as usize - 1) * dim as usize);
 }
 
 impl KernelArgs for AttentionArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let Self { n_head, n_head_kv, head_dim, .. } = *self;
         let appends = launch.kernel.starts_with("append_");
         let n = launch.grid.blocks[if appends { 1 } else { 2 }];
         let (heads, dim) = (n_head as usize, head_dim as usize);
-        self.inputs.reach(n_head, n_head_kv, head_dim, reach);
-        self.pages.reach(reach);
-        reach.array("tokens", self.tokens, n);
-        page_of("k_cache", self.k_cache, launch, n_head_kv, head_dim, reach);
-        page_of("v_cache", self.v_cache, launch, n_head_kv, head_dim, reach);
+        self.inputs.bounds(n_head, n_head_kv, head_dim, bounds);
+        self.pages.bounds(bounds);
+        bounds.array("tokens", self.tokens, n);
+        page_of("k_cache", self.k_cache, launch, n_head_kv, head_dim, bounds);
+        page_of("v_cache", self.v_cache, launch, n_head_kv, head_dim, bounds);
         let queries = (heads - 1) * self.q_step as usize + dim;
         let values = self.v_at as usize + n_head_kv as usize * dim;
         // Where keys and values are in the cache, only queries are read.
         let row = if launch.kernel.starts_with("attention_appended") { queries } else { queries.max(values) };
-        reach.rows("qkv", self.qkv, n, self.stride, row);
+        bounds.rows("qkv", self.qkv, n, self.stride, row);
         if appends {
             return;
         }
-        reach.array("out", self.out, n * heads * dim);
-        reach.packed("packed", self.packed, self.n_token_tiles, heads * dim);
+        bounds.array("out", self.out, n * heads * dim);
+        bounds.packed("packed", self.packed, self.n_token_tiles, heads * dim);
         if self.n_splits > 1 {
-            reach.array("partial", self.partial, n * heads * self.n_splits as usize * (dim + 2));
-            reach.array("tickets", self.tickets, n * (n_head_kv * self.n_chunks) as usize);
+            bounds.array("partial", self.partial, n * heads * self.n_splits as usize * (dim + 2));
+            bounds.array("tickets", self.tickets, n * (n_head_kv * self.n_chunks) as usize);
         }
-        reach.array("sinks", self.sinks, heads);
-        gates_of(self.gates, n, self.gate_stride, n_head, head_dim, reach);
+        bounds.array("sinks", self.sinks, heads);
+        gates_of(self.gates, n, self.gate_stride, n_head, head_dim, bounds);
     }
 }
 
 impl KernelArgs for AttentionInputsArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let Self { inputs, n_head, n_head_kv, head_dim, .. } = *self;
         let (n, heads, dim) = (launch.grid.blocks[1], n_head as usize, head_dim as usize);
-        inputs.reach(n_head, n_head_kv, head_dim, reach);
-        self.pages.reach(reach);
-        reach.array("q_bias", self.q_bias, inputs.heads_with_weights(n_head) * dim);
-        reach.array("k_bias", self.k_bias, inputs.heads_with_weights(n_head_kv) * dim);
-        reach.array("tokens", self.tokens, n);
+        inputs.bounds(n_head, n_head_kv, head_dim, bounds);
+        self.pages.bounds(bounds);
+        bounds.array("q_bias", self.q_bias, inputs.heads_with_weights(n_head) * dim);
+        bounds.array("k_bias", self.k_bias, inputs.heads_with_weights(n_head_kv) * dim);
+        bounds.array("tokens", self.tokens, n);
         let mut row = (heads - 1) * self.q_step as usize + dim;
         if self.owns_cache == 1 {
             row = row.max(self.k_at.max(self.v_at) as usize + n_head_kv as usize * dim);
-            page_of("k_cache", self.k_cache, launch, n_head_kv, head_dim, reach);
-            page_of("v_cache", self.v_cache, launch, n_head_kv, head_dim, reach);
+            page_of("k_cache", self.k_cache, launch, n_head_kv, head_dim, bounds);
+            page_of("v_cache", self.v_cache, launch, n_head_kv, head_dim, bounds);
         }
-        reach.rows("qkv", self.qkv, n, self.stride, row);
-        reach.array("queries", self.queries, n * heads * dim);
+        bounds.rows("qkv", self.qkv, n, self.stride, row);
+        bounds.array("queries", self.queries, n * heads * dim);
     }
 }
 
 impl KernelArgs for GeneralAttentionArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let Self { n_head, n_head_kv, key_dim, value_dim, .. } = *self;
         let (n, heads) = (launch.grid.blocks[2], n_head as usize);
-        self.pages.reach(reach);
-        reach.array("tokens", self.tokens, n);
-        page_of("k_cache", self.k_cache, launch, n_head_kv, key_dim, reach);
-        page_of("v_cache", self.v_cache, launch, n_head_kv, value_dim, reach);
-        reach.array("queries", self.queries, n * heads * key_dim as usize);
-        reach.array("out", self.out, n * heads * value_dim as usize);
-        reach.packed("packed", self.packed, self.n_token_tiles, heads * value_dim as usize);
+        self.pages.bounds(bounds);
+        bounds.array("tokens", self.tokens, n);
+        page_of("k_cache", self.k_cache, launch, n_head_kv, key_dim, bounds);
+        page_of("v_cache", self.v_cache, launch, n_head_kv, value_dim, bounds);
+        bounds.array("queries", self.queries, n * heads * key_dim as usize);
+        bounds.array("out", self.out, n * heads * value_dim as usize);
+        bounds.packed("packed", self.packed, self.n_token_tiles, heads * value_dim as usize);
         if self.n_splits > 1 {
-            reach.array("partial", self.partial, n * heads * self.n_splits as usize * (value_dim as usize + 2));
-            reach.array("tickets", self.tickets, n * heads);
+            bounds.array("partial", self.partial, n * heads * self.n_splits as usize * (value_dim as usize + 2));
+            bounds.array("tickets", self.tickets, n * heads);
         }
-        reach.array("sinks", self.sinks, heads);
-        reach.array("slopes", self.slopes, heads);
-        gates_of(self.gates, n, self.gate_stride, n_head, value_dim, reach);
+        bounds.array("sinks", self.sinks, heads);
+        bounds.array("slopes", self.slopes, heads);
+        gates_of(self.gates, n, self.gate_stride, n_head, value_dim, bounds);
     }
 }
 
 impl KernelArgs for PrefillArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         // The elements of a head are the number in the kernel's name; which tokens a tile has is known to the device alone.
         let (heads, dim) = (self.n_head as usize, launch.number().unwrap_or(0));
-        self.pages.reach(reach);
-        reach.array("tiles", self.tiles, launch.grid.blocks[0]);
-        page_of("k_cache", self.k_cache.cast(), launch, self.n_head_kv, dim as u32, reach);
-        page_of("v_cache", self.v_cache.cast(), launch, self.n_head_kv, dim as u32, reach);
-        reach.array("qkv", self.qkv, dim);
-        reach.packed("packed", self.packed, self.n_token_tiles, heads * dim);
-        reach.array("sinks", self.sinks, heads);
-        gates_of(self.gates, 1, self.gate_stride, self.n_head, dim as u32, reach);
+        self.pages.bounds(bounds);
+        bounds.array("tiles", self.tiles, launch.grid.blocks[0]);
+        page_of("k_cache", self.k_cache.cast(), launch, self.n_head_kv, dim as u32, bounds);
+        page_of("v_cache", self.v_cache.cast(), launch, self.n_head_kv, dim as u32, bounds);
+        bounds.array("qkv", self.qkv, dim);
+        bounds.packed("packed", self.packed, self.n_token_tiles, heads * dim);
+        bounds.array("sinks", self.sinks, heads);
+        gates_of(self.gates, 1, self.gate_stride, self.n_head, dim as u32, bounds);
     }
 }

@@ -2,8 +2,8 @@
 //! stage, word and tag are those of `decode.cuh`, which also has the contracts of the fields.
 
 use super::{ExchangeArgs, HeadArgs, MatrixArgs, PagesArgs, RouteArgs, TokenArgs, kernel_args};
+use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::ids::STEPS;
-use crate::reach::{KernelArgs, Launch, Reach};
 use crate::slice::DevicePtr;
 
 /// Ops of a layer at most: `MAX_OPS` of `decode.cuh`.
@@ -247,25 +247,25 @@ kernel_args! {
 const _: () = assert!(size_of::<LayerArgs>().is_multiple_of(16));
 
 impl KernelArgs for DecodeArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         // The addresses in `layers` and `matrices` lie in device memory: nothing is stated of them.
-        reach.array("layers", self.layers, self.n_layer as usize + 1);
-        reach.array("matrices", self.matrices, self.n_matrices as usize);
-        reach.matrices("table", &self.table, 1);
-        reach.array("token", self.token, 1);
-        reach.array("ids", self.ids, STEPS as usize);
-        reach.array("best_words", self.best_words, 2 * launch.grid.blocks[0]);
-        reach.array("attention", self.attention, COPIES * self.attention_copy_words as usize);
-        reach.array("attention_max_sums", self.attention_max_sums, COPIES * self.max_sums_copy_words as usize);
+        bounds.array("layers", self.layers, self.n_layer as usize + 1);
+        bounds.array("matrices", self.matrices, self.n_matrices as usize);
+        bounds.matrices("table", &self.table, 1);
+        bounds.array("token", self.token, 1);
+        bounds.array("ids", self.ids, STEPS as usize);
+        bounds.array("best_words", self.best_words, 2 * launch.grid.blocks[0]);
+        bounds.array("attention", self.attention, COPIES * self.attention_copy_words as usize);
+        bounds.array("attention_max_sums", self.attention_max_sums, COPIES * self.max_sums_copy_words as usize);
         // The sizes of these two depend on the layers.
-        reach.array("logits", self.logits, 1);
-        reach.array("qkv", self.qkv, 1);
+        bounds.array("logits", self.logits, 1);
+        bounds.array("qkv", self.qkv, 1);
     }
 }
 
 impl KernelArgs for DecodeOnRanksArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        self.decode.reach(launch, reach);
-        self.ranks.exchange.reach(reach);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        self.decode.bounds(launch, bounds);
+        self.ranks.exchange.bounds(bounds);
     }
 }

@@ -1,8 +1,8 @@
 //! Arguments of kernels that exchange values between ranks: structures of `kernels/exchange.cuh` and `kernels/exchange.cu`.
 
 use super::kernel_args;
+use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::exchange::CHUNK;
-use crate::reach::{KernelArgs, Launch, Reach};
 use crate::slice::DevicePtr;
 
 /// Ranks that can share a model: `MAX_RANKS` of `exchange.cuh`.
@@ -71,35 +71,35 @@ kernel_args! {
 
 impl ExchangeArgs {
     /// States the mailboxes of all ranks, as `exchange.cu` describes them.
-    pub(super) fn reach(&self, reach: &mut Reach) {
+    pub(super) fn bounds(&self, bounds: &mut Bounds) {
         let [n_ranks, n_words, n_chunks] = [self.n_ranks, self.n_words, self.n_chunks].map(|n| n as usize);
         let words_of_chunks = 2 * n_ranks * 2 * n_chunks * (1 + CHUNK);
         for mailbox in self.mailboxes.iter().take(n_ranks) {
-            reach.array("exchange.mailboxes", *mailbox, 2 * n_ranks * n_words + words_of_chunks.div_ceil(2));
+            bounds.array("exchange.mailboxes", *mailbox, 2 * n_ranks * n_words + words_of_chunks.div_ceil(2));
         }
-        reach.array("exchange.exchanges_done", self.exchanges_done, 1);
-        reach.array("exchange.abort", self.abort, 1);
+        bounds.array("exchange.exchanges_done", self.exchanges_done, 1);
+        bounds.array("exchange.abort", self.abort, 1);
     }
 }
 
 impl KernelArgs for AllReduceArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
-        self.exchange.reach(reach);
-        reach.array("part", self.part, self.n as usize);
-        reach.array("out", self.out, self.n as usize);
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
+        self.exchange.bounds(bounds);
+        bounds.array("part", self.part, self.n as usize);
+        bounds.array("out", self.out, self.n as usize);
     }
 }
 
 impl KernelArgs for AllGatherArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
-        self.exchange.reach(reach);
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
+        self.exchange.bounds(bounds);
         let width = self.first_columns.iter().max().map_or(0, |end| *end as usize);
-        reach.rows("rows", self.rows, self.n_rows as usize, self.stride, width);
+        bounds.rows("rows", self.rows, self.n_rows as usize, self.stride, width);
     }
 }
 
 impl KernelArgs for CountExchangesArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
-        reach.array("exchanges_done", self.exchanges_done, 1);
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
+        bounds.array("exchanges_done", self.exchanges_done, 1);
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{MatrixArgs, columns, kernel_args};
 use crate::args::Epilogue;
+use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::matrix::{PANEL, TILE};
-use crate::reach::{KernelArgs, Launch, Reach};
 use crate::slice::{DevicePtr, F16};
 
 kernel_args! {
@@ -133,120 +133,120 @@ kernel_args! {
 }
 
 impl KernelArgs for GroupedMatvecArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let [_, n, parts] = launch.grid.blocks;
         let (n_items, gated) = (self.first_item as usize + n, self.output == Epilogue::Gated as u32);
         let matrices = &self.matrices[..if gated { 2 } else { parts.min(2) }];
         let mut width = 0;
         for ((matrix, bias), tile_bytes) in matrices.iter().zip(self.bias).zip(self.tile_bytes) {
             let tiles = (matrix.n_rows as usize).div_ceil(TILE);
-            reach.array("matrices", matrix.records, self.n_groups as usize * tiles * tile_bytes as usize);
-            reach.array("bias", bias, self.n_groups as usize * matrix.n_rows as usize);
+            bounds.array("matrices", matrix.records, self.n_groups as usize * tiles * tile_bytes as usize);
+            bounds.array("bias", bias, self.n_groups as usize * matrix.n_rows as usize);
             width = if gated { matrix.n_rows as usize } else { width + matrix.n_rows as usize };
         }
-        reach.array("groups", self.groups, n_items);
-        reach.rows("x", self.x, n_items.div_ceil(self.items_a_row as usize), self.x_stride, self.n_in as usize);
-        reach.rows("y", self.y, n_items, self.y_stride, width);
+        bounds.array("groups", self.groups, n_items);
+        bounds.rows("x", self.x, n_items.div_ceil(self.items_a_row as usize), self.x_stride, self.n_in as usize);
+        bounds.rows("y", self.y, n_items, self.y_stride, width);
     }
 }
 
 impl RouteArgs {
     /// States the addresses for `n` tokens.
-    pub(super) fn reach_of_tokens(&self, n: usize, reach: &mut Reach) {
+    pub(super) fn bounds_of_tokens(&self, n: usize, bounds: &mut Bounds) {
         let (n_expert, n_items) = (self.n_expert as usize, n * self.n_used as usize);
-        reach.array("products", self.products, n * n_expert);
-        reach.array("choice_bias", self.choice_bias, n_expert);
-        reach.array("expert_scale", self.expert_scale, n_expert);
-        reach.array("experts", self.experts, n_items);
-        reach.array("weights", self.weights, n_items);
-        reach.array("input_weights", self.input_weights, n_items);
+        bounds.array("products", self.products, n * n_expert);
+        bounds.array("choice_bias", self.choice_bias, n_expert);
+        bounds.array("expert_scale", self.expert_scale, n_expert);
+        bounds.array("experts", self.experts, n_items);
+        bounds.array("weights", self.weights, n_items);
+        bounds.array("input_weights", self.input_weights, n_items);
     }
 }
 
 impl KernelArgs for RouteArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        self.reach_of_tokens(launch.grid.blocks[0], reach);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        self.bounds_of_tokens(launch.grid.blocks[0], bounds);
     }
 }
 
 impl KernelArgs for FusedRouteArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n, n_in, n_expert) = (launch.grid.blocks[1], self.n_in as usize, self.route.n_expert as usize);
-        self.route.reach_of_tokens(n, reach);
-        reach.array("x", self.x, n * n_in);
-        reach.array("norm", self.norm, n_in);
-        reach.array("h", self.h, n * n_in);
-        reach.array("router", self.router, n_expert * n_in);
-        reach.array("bias", self.bias, n_expert);
-        reach.array("tickets", self.tickets, n);
+        self.route.bounds_of_tokens(n, bounds);
+        bounds.array("x", self.x, n * n_in);
+        bounds.array("norm", self.norm, n_in);
+        bounds.array("h", self.h, n * n_in);
+        bounds.array("router", self.router, n_expert * n_in);
+        bounds.array("bias", self.bias, n_expert);
+        bounds.array("tickets", self.tickets, n);
     }
 }
 
 impl KernelArgs for WeighArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n_items, n) = (launch.grid.blocks[0], self.n as usize);
-        reach.array("x", self.x, n_items.div_ceil(self.n_used as usize) * n);
-        reach.array("weights", self.weights, n_items);
-        reach.array("out", self.out, n_items * n);
+        bounds.array("x", self.x, n_items.div_ceil(self.n_used as usize) * n);
+        bounds.array("weights", self.weights, n_items);
+        bounds.array("out", self.out, n_items * n);
     }
 }
 
 impl KernelArgs for ExpertsActivationArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n_items, n) = (launch.grid.blocks[0], self.n as usize);
-        reach.array("x", self.x, n_items * n * if self.gated == 1 { 2 } else { 1 });
-        reach.array("out", self.out, n_items * n);
+        bounds.array("x", self.x, n_items * n * if self.gated == 1 { 2 } else { 1 });
+        bounds.array("out", self.out, n_items * n);
     }
 }
 
 impl KernelArgs for ExpertsSumArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n_tokens, n) = (launch.grid.blocks[1], self.n as usize);
         let n_items = n_tokens * self.n_used as usize;
-        reach.array("y", self.y, n_items * n);
-        reach.array("weights", self.weights, n_items);
-        reach.array("shared", self.shared, n_tokens * n);
+        bounds.array("y", self.y, n_items * n);
+        bounds.array("weights", self.weights, n_items);
+        bounds.array("shared", self.shared, n_tokens * n);
         if !self.gate.is_null() {
-            reach.array("gate", self.gate, n);
-            reach.array("h", self.h, n_tokens * n);
+            bounds.array("gate", self.gate, n);
+            bounds.array("h", self.h, n_tokens * n);
         }
-        reach.array("out", self.out, n_tokens * n);
+        bounds.array("out", self.out, n_tokens * n);
     }
 }
 
 impl KernelArgs for SortArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
-        reach.array("groups", self.groups, self.n_items as usize);
-        reach.array("items", self.items, self.n_slots as usize);
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
+        bounds.array("groups", self.groups, self.n_items as usize);
+        bounds.array("items", self.items, self.n_slots as usize);
         // An entry has at least one tile of 8 slots.
-        reach.array("work", self.work, self.n_slots as usize / 8);
-        reach.array("n_work", self.n_work, 1);
+        bounds.array("work", self.work, self.n_slots as usize / 8);
+        bounds.array("n_work", self.n_work, 1);
     }
 }
 
 impl KernelArgs for GatherArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
         // How many items there are is not among the arguments.
-        reach.array("x", self.x, self.n_in as usize);
-        reach.array("items", self.items, self.n_slots as usize);
-        reach.packed("packed", self.packed, self.n_slots / 8, self.n_in as usize);
+        bounds.array("x", self.x, self.n_in as usize);
+        bounds.array("items", self.items, self.n_slots as usize);
+        bounds.packed("packed", self.packed, self.n_slots / 8, self.n_in as usize);
     }
 }
 
 impl KernelArgs for GroupedMatmulArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let gated = self.output == Epilogue::Gated as u32;
         let matrices = &self.matrices[..if gated { 2 } else { launch.grid.blocks[2].min(2) }];
         for (matrix, bias) in matrices.iter().zip(self.bias) {
             // How many groups there are is not among the arguments.
-            reach.matrices("matrices", matrix, 1);
-            reach.array("bias", bias, matrix.n_rows as usize);
+            bounds.matrices("matrices", matrix, 1);
+            bounds.array("bias", bias, matrix.n_rows as usize);
         }
-        reach.array("work", self.work, 1);
-        reach.array("n_work", self.n_work, 1);
-        reach.packed("x", self.x, self.n_slots / 8, PANEL * self.matrices[0].n_panels as usize);
-        reach.array("items", self.items, self.n_slots as usize);
-        reach.array("y", self.y, columns(matrices));
-        reach.packed("packed", self.packed, self.n_slots / 8, self.matrices[0].n_rows as usize);
+        bounds.array("work", self.work, 1);
+        bounds.array("n_work", self.n_work, 1);
+        bounds.packed("x", self.x, self.n_slots / 8, PANEL * self.matrices[0].n_panels as usize);
+        bounds.array("items", self.items, self.n_slots as usize);
+        bounds.array("y", self.y, columns(matrices));
+        bounds.packed("packed", self.packed, self.n_slots / 8, self.matrices[0].n_rows as usize);
     }
 }

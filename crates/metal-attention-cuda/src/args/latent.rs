@@ -3,7 +3,7 @@
 use metal_attention_model::PAGE;
 
 use super::{PagesArgs, TokenArgs, kernel_args};
-use crate::reach::{KernelArgs, Launch, Reach};
+use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::slice::DevicePtr;
 
 kernel_args! {
@@ -45,32 +45,32 @@ kernel_args! {
 }
 
 impl KernelArgs for LatentInputsArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let n = launch.grid.blocks[1];
         let [n_head, n_nope, rank, n_shared] = [self.n_head, self.n_nope, self.rank, self.n_shared].map(|n| n as usize);
-        self.pages.reach(reach);
-        reach.array("tokens", self.tokens, n);
-        reach.array("cache", self.cache, PAGE * (rank + n_shared) * launch.cache_bytes());
-        reach.array("q", self.q, n * n_head * (n_nope + n_shared));
-        reach.array("kv", self.kv, n * (rank + n_shared));
-        reach.array("norm", self.norm, rank);
-        reach.array("rope", self.rope, n_shared / 2);
-        reach.array("queries", self.queries, n * n_head * (rank + n_shared));
+        self.pages.bounds(bounds);
+        bounds.array("tokens", self.tokens, n);
+        bounds.array("cache", self.cache, PAGE * (rank + n_shared) * launch.cache_bytes());
+        bounds.array("q", self.q, n * n_head * (n_nope + n_shared));
+        bounds.array("kv", self.kv, n * (rank + n_shared));
+        bounds.array("norm", self.norm, rank);
+        bounds.array("rope", self.rope, n_shared / 2);
+        bounds.array("queries", self.queries, n * n_head * (rank + n_shared));
     }
 }
 
 impl KernelArgs for LatentAttentionArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let n = launch.grid.blocks[if launch.kernel == "latent_merge" { 1 } else { 2 }];
         let [n_head, rank, n_shared, n_splits] =
             [self.n_head, self.rank, self.n_shared, self.n_splits].map(|n| n as usize);
-        self.pages.reach(reach);
-        reach.array("tokens", self.tokens, n);
-        reach.array("cache", self.cache, PAGE * (rank + n_shared) * launch.cache_bytes());
-        reach.array("queries", self.queries, n * n_head * (rank + n_shared));
-        reach.array("out", self.out, n * n_head * rank);
+        self.pages.bounds(bounds);
+        bounds.array("tokens", self.tokens, n);
+        bounds.array("cache", self.cache, PAGE * (rank + n_shared) * launch.cache_bytes());
+        bounds.array("queries", self.queries, n * n_head * (rank + n_shared));
+        bounds.array("out", self.out, n * n_head * rank);
         if n_splits > 1 {
-            reach.array("partial", self.partial, n * n_head * n_splits * (rank + 2));
+            bounds.array("partial", self.partial, n * n_head * n_splits * (rank + 2));
         }
     }
 }

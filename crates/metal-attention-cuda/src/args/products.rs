@@ -1,8 +1,8 @@
 //! Arguments of products of weight matrices, and of the repacking of weights.
 
 use super::kernel_args;
+use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::matrix::{PANEL, TILE, WeightLayout};
-use crate::reach::{KernelArgs, Launch, Reach};
 use crate::slice::{DevicePtr, F16};
 
 /// What a product's kernel does with the finished sums: `Output` of `matvec.cu`, `matmul.cu` and `odd_rows.cu`.
@@ -147,13 +147,13 @@ pub(super) fn columns(matrices: &[MatrixArgs]) -> usize {
 }
 
 impl KernelArgs for RepackArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        reach.array("raw", self.raw, self.n_rows as usize * self.row_bytes as usize);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        bounds.array("raw", self.raw, self.n_rows as usize * self.row_bytes as usize);
         let name = launch.kernel.trim_start_matches("repack_");
         // BF16 is repacked to F32.
         let layout = if name == "bf16" { Some(WeightLayout::F32) } else { WeightLayout::from_name(name) };
         let tile_bytes = layout.map_or(0, |layout| layout.tile_bytes(self.n_panels as usize));
-        reach.array("records", self.records, (self.n_rows as usize).div_ceil(TILE) * tile_bytes);
+        bounds.array("records", self.records, (self.n_rows as usize).div_ceil(TILE) * tile_bytes);
     }
 }
 
@@ -172,94 +172,94 @@ struct Gemm<'a> {
 }
 
 impl Gemm<'_> {
-    fn reach(&self, reach: &mut Reach) {
+    fn bounds(&self, bounds: &mut Bounds) {
         for matrix in self.matrices {
-            reach.matrices("matrices", matrix, 1);
+            bounds.matrices("matrices", matrix, 1);
         }
         let (columns, gated) = (columns(self.matrices), self.output == Epilogue::Gated as u32);
         let n_panels = self.matrices.iter().map(|matrix| matrix.n_panels).max().unwrap_or(0);
-        reach.packed("x", self.x, self.n_token_tiles, PANEL * n_panels as usize);
+        bounds.packed("x", self.x, self.n_token_tiles, PANEL * n_panels as usize);
         if !gated {
-            reach.array("bias", self.bias, columns);
+            bounds.array("bias", self.bias, columns);
         }
         if gated && !self.packed.is_null() {
-            reach.packed("packed", self.packed, self.y_token_tiles, columns);
+            bounds.packed("packed", self.packed, self.y_token_tiles, columns);
         } else {
-            reach.rows("y", self.y, self.n_tokens as usize, self.n_out, columns);
+            bounds.rows("y", self.y, self.n_tokens as usize, self.n_out, columns);
         }
     }
 }
 
 impl KernelArgs for MatvecArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         // `matvec_rows` has four tokens for each row of the grid, `matvec_N` has N.
         let n_tokens = launch.number().unwrap_or(4 * launch.grid.blocks[1]);
         let matrices = &self.matrices[..(self.n_matrices as usize).min(MAX_MATRICES)];
         for matrix in matrices {
-            reach.matrices("matrices", matrix, 1);
+            bounds.matrices("matrices", matrix, 1);
         }
         let n_rows = if self.rows.is_null() { n_tokens } else { 1 };
-        reach.array("x", self.x, n_rows * self.n_in as usize);
-        reach.array("rows", self.rows, n_tokens);
-        reach.array("norm", self.norm, self.n_in as usize);
+        bounds.array("x", self.x, n_rows * self.n_in as usize);
+        bounds.array("rows", self.rows, n_tokens);
+        bounds.array("norm", self.norm, self.n_in as usize);
         if self.output != Epilogue::Gated as u32 {
-            reach.array("bias", self.bias, columns(matrices));
+            bounds.array("bias", self.bias, columns(matrices));
         }
-        reach.rows("y", self.y, n_tokens, self.n_out, columns(matrices));
+        bounds.rows("y", self.y, n_tokens, self.n_out, columns(matrices));
     }
 }
 
 impl KernelArgs for MatmulArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
         let Self { x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles, .. } = *self;
         let matrices = &[self.a, self.b];
-        Gemm { matrices, x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles }.reach(reach);
+        Gemm { matrices, x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles }.bounds(bounds);
     }
 }
 
 impl KernelArgs for MatmulFewArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let Self { x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles, .. } = *self;
         let matrices = &self.matrices[..(self.n_matrices as usize).min(MAX_MATRICES)];
-        Gemm { matrices, x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles }.reach(reach);
+        Gemm { matrices, x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles }.bounds(bounds);
         let [rows, groups, n_splits] = launch.grid.blocks;
         if n_splits > 1 {
             // [block of the result][split][fragment][32], with two fragments for each tile of tokens of each of the warps that do not
             // share a tile.
             let fragments = launch.grid.threads / 32 / self.warps_per_tile as usize * 2 * launch.number().unwrap_or(1);
-            reach.array("sums", self.sums, rows * groups * n_splits * fragments * 32);
-            reach.array("tickets", self.tickets, rows * groups);
+            bounds.array("sums", self.sums, rows * groups * n_splits * fragments * 32);
+            bounds.array("tickets", self.tickets, rows * groups);
         }
     }
 }
 
 impl KernelArgs for MatmulWideArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let Self { x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, .. } = *self;
         let matrices = &self.matrices[..(self.n_matrices as usize).min(MAX_MATRICES)];
         let y_token_tiles = n_token_tiles;
-        Gemm { matrices, x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles }.reach(reach);
+        Gemm { matrices, x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles }.bounds(bounds);
         let [tokens, rows, n_splits] = launch.grid.blocks;
         if n_splits > 1 {
             // [tile of the result][split][N / 8][256]
-            reach.array("sums", self.sums, tokens * rows * n_splits * launch.number().unwrap_or(8) / 8 * 256);
-            reach.array("tickets", self.tickets, tokens * rows);
+            bounds.array("sums", self.sums, tokens * rows * n_splits * launch.number().unwrap_or(8) / 8 * 256);
+            bounds.array("tickets", self.tickets, tokens * rows);
         }
     }
 }
 
 impl KernelArgs for OddRowsArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let n_tokens = launch.grid.blocks[1];
-        reach.matrices("a", &self.a, 1);
+        bounds.matrices("a", &self.a, 1);
         let n_rows = if self.rows.is_null() { n_tokens } else { 1 };
-        reach.array("x", self.x, n_rows * self.n_in as usize);
-        reach.array("rows", self.rows, n_tokens);
+        bounds.array("x", self.x, n_rows * self.n_in as usize);
+        bounds.array("rows", self.rows, n_tokens);
         if self.output == Epilogue::Gated as u32 {
-            reach.matrices("b", &self.b, 1);
+            bounds.matrices("b", &self.b, 1);
         } else {
-            reach.array("bias", self.bias, columns(&[self.a]));
+            bounds.array("bias", self.bias, columns(&[self.a]));
         }
-        reach.rows("y", self.y, n_tokens, self.n_out, columns(&[self.a]));
+        bounds.rows("y", self.y, n_tokens, self.n_out, columns(&[self.a]));
     }
 }

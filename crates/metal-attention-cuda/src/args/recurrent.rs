@@ -1,10 +1,10 @@
 //! Arguments of the kernels of recurrent mixers and of RWKV's channel mix (`recurrence.cuh` and the files that include it).
 //!
-//! Which tokens and states a run has is known to the device alone. The reach of a scan is stated as if each run had one token, as in
-//! a decode step, where it is exact but for the state slots.
+//! Which tokens and states a run has is known to the device alone. The bounds of a scan are stated as if each run had one token, as in
+//! a decode step, where they are exact but for the state slots.
 
 use super::{MatrixArgs, kernel_args};
-use crate::reach::{KernelArgs, Launch, Reach};
+use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::slice::{DevicePtr, DeviceSlice};
 
 /// The norm of a group: `Kind` of `recurrence.cuh`.
@@ -279,23 +279,23 @@ impl RowsArgs {
     }
 
     /// States `width` columns of `n` rows.
-    fn reach(&self, field: &'static str, n: usize, width: usize, reach: &mut Reach) {
-        reach.rows(field, self.rows, n, self.stride, self.first as usize + width);
+    fn bounds(&self, field: &'static str, n: usize, width: usize, bounds: &mut Bounds) {
+        bounds.rows(field, self.rows, n, self.stride, self.first as usize + width);
     }
 }
 
 impl RunsArgs {
     /// States `n` runs of one segment each.
-    fn reach(&self, n: usize, reach: &mut Reach) {
-        reach.array("runs.runs", self.runs, n);
-        reach.array("runs.segments", self.segments, n);
+    fn bounds(&self, n: usize, bounds: &mut Bounds) {
+        bounds.array("runs.runs", self.runs, n);
+        bounds.array("runs.segments", self.segments, n);
     }
 }
 
 impl StatesArgs {
     /// States `n` elements of the first slot.
-    fn reach(&self, n: usize, reach: &mut Reach) {
-        reach.array("states", self.states, self.first as usize + n);
+    fn bounds(&self, n: usize, bounds: &mut Bounds) {
+        bounds.array("states", self.states, self.first as usize + n);
     }
 }
 
@@ -306,194 +306,194 @@ impl ScanArgs {
     }
 
     /// States the addresses that all scans have; returns the runs, which are tokens in a decode step.
-    fn reach(&self, launch: &Launch, reach: &mut Reach) -> usize {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) -> usize {
         let (n, [n_head, key_dim, value_dim]) = (launch.grid.blocks[1], self.sizes());
-        self.runs.reach(n, reach);
-        self.states.reach(n_head * key_dim * value_dim, reach);
-        reach.array("out", self.out, n * n_head * value_dim);
+        self.runs.bounds(n, bounds);
+        self.states.bounds(n_head * key_dim * value_dim, bounds);
+        bounds.array("out", self.out, n * n_head * value_dim);
         n
     }
 }
 
 impl ConvolutionArgs {
     /// States the addresses for `n` runs.
-    fn reach_of_runs(&self, n: usize, reach: &mut Reach) {
+    fn bounds_of_runs(&self, n: usize, bounds: &mut Bounds) {
         let (channels, n_tap) = (self.channels as usize, self.n_tap as usize);
-        self.runs.reach(n, reach);
-        self.states.reach((n_tap - 1) * channels, reach);
+        self.runs.bounds(n, bounds);
+        self.states.bounds((n_tap - 1) * channels, bounds);
         // Channel c is element c / block * step + c % block of a row; a gated convolution reads three rows of channels.
         let last = (channels - 1) / self.block as usize * self.step as usize + (channels - 1) % self.block as usize;
         let width = if self.gated == 1 { 3 * channels } else { last + 1 };
-        self.x.reach("x", n, width, reach);
-        reach.array("taps", self.taps, n_tap * channels);
-        reach.array("bias", self.bias, channels);
-        reach.array("out", self.out, n * channels);
+        self.x.bounds("x", n, width, bounds);
+        bounds.array("taps", self.taps, n_tap * channels);
+        bounds.array("bias", self.bias, channels);
+        bounds.array("out", self.out, n * channels);
     }
 }
 
 impl KernelArgs for ConvolutionArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        self.reach_of_runs(launch.grid.blocks[2], reach);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        self.bounds_of_runs(launch.grid.blocks[2], bounds);
     }
 }
 
 impl GroupNormArgs {
     /// States the addresses for `n` tokens.
-    fn reach_of_tokens(&self, n: usize, reach: &mut Reach) {
+    fn bounds_of_tokens(&self, n: usize, bounds: &mut Bounds) {
         let (of_group, n_group) = (self.n as usize, self.n_group as usize);
         let row = of_group * n_group;
         let n_weights = if self.of_groups == 1 { row } else { of_group };
-        reach.array("x", self.x, n * row);
-        reach.array("out", self.out, n * row);
+        bounds.array("x", self.x, n * row);
+        bounds.array("out", self.out, n * row);
         if self.norm != GroupNormKind::None as u32 {
-            reach.array("weight", self.weight, n_weights);
-            reach.array("bias", self.bias, n_weights);
+            bounds.array("weight", self.weight, n_weights);
+            bounds.array("bias", self.bias, n_weights);
         }
         if self.gate_kind != OutputGate::None as u32 {
-            self.gate.reach("gate", n, row, reach);
+            self.gate.bounds("gate", n, row, bounds);
         }
         if !self.r.is_null() {
-            reach.array("r", self.r, n * row);
-            reach.array("k", self.k, n * row);
-            reach.array("v", self.v, n * row);
-            reach.array("factor", self.factor, row);
+            bounds.array("r", self.r, n * row);
+            bounds.array("k", self.k, n * row);
+            bounds.array("v", self.v, n * row);
+            bounds.array("factor", self.factor, row);
         }
     }
 }
 
 impl KernelArgs for GroupNormArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        self.reach_of_tokens(launch.grid.blocks[1], reach);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        self.bounds_of_tokens(launch.grid.blocks[1], bounds);
     }
 }
 
 impl KernelArgs for FunctionArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
-        reach.array("x", self.x, self.n as usize);
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
+        bounds.array("x", self.x, self.n as usize);
         if self.function == ElementwiseFunction::SigmoidTimes as u32 {
-            reach.array("with", self.with, self.n as usize);
+            bounds.array("with", self.with, self.n as usize);
         }
     }
 }
 
 impl FusedDecodeArgs {
     /// States the addresses for runs of one token and `n_key_head` key heads.
-    fn reach(&self, launch: &Launch, n_key_head: usize, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, n_key_head: usize, bounds: &mut Bounds) {
         let n = launch.grid.blocks[1];
-        self.convolution.reach_of_runs(n, reach);
+        self.convolution.bounds_of_runs(n, bounds);
         if self.norm.norm != GroupNormKind::None as u32 {
-            self.norm.reach_of_tokens(n, reach);
+            self.norm.bounds_of_tokens(n, bounds);
         }
-        reach.array("tickets", self.tickets, n * n_key_head);
+        bounds.array("tickets", self.tickets, n * n_key_head);
     }
 }
 
 impl KernelArgs for FusedDeltaRuleArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        self.args.reach(launch, reach);
-        self.fused.reach(launch, self.args.n_head_k as usize, reach);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        self.args.bounds(launch, bounds);
+        self.fused.bounds(launch, self.args.n_head_k as usize, bounds);
     }
 }
 
 impl KernelArgs for FusedMamba2Args {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        self.args.reach(launch, reach);
-        self.fused.reach(launch, (self.args.scan.n_head / self.args.heads_of_group) as usize, reach);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        self.args.bounds(launch, bounds);
+        self.fused.bounds(launch, (self.args.scan.n_head / self.args.heads_of_group) as usize, bounds);
     }
 }
 
 impl KernelArgs for DeltaRuleArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        let (n, [n_head, key_dim, value_dim]) = (self.scan.reach(launch, reach), self.scan.sizes());
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        let (n, [n_head, key_dim, value_dim]) = (self.scan.bounds(launch, bounds), self.scan.sizes());
         let of_channels = launch.kernel.starts_with("delta_rule_of_channels");
         let n_decays = if of_channels { n_head * key_dim } else { n_head };
-        self.x.reach("x", n, 2 * self.n_head_k as usize * key_dim + n_head * value_dim, reach);
-        self.beta.reach("beta", n, n_head, reach);
-        self.decay.reach("decay", n, n_decays, reach);
-        reach.array("a", self.a, n_head);
-        reach.array("dt_bias", self.dt_bias, n_decays);
+        self.x.bounds("x", n, 2 * self.n_head_k as usize * key_dim + n_head * value_dim, bounds);
+        self.beta.bounds("beta", n, n_head, bounds);
+        self.decay.bounds("decay", n, n_decays, bounds);
+        bounds.array("a", self.a, n_head);
+        bounds.array("dt_bias", self.dt_bias, n_decays);
     }
 }
 
 impl KernelArgs for Mamba2Args {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        let (n, [n_head, key_dim, value_dim]) = (self.scan.reach(launch, reach), self.scan.sizes());
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        let (n, [n_head, key_dim, value_dim]) = (self.scan.bounds(launch, bounds), self.scan.sizes());
         let n_keys = n_head.div_ceil(self.heads_of_group as usize) * key_dim;
-        self.x.reach("x", n, n_head * value_dim, reach);
-        self.b.reach("b", n, n_keys, reach);
-        self.c.reach("c", n, n_keys, reach);
-        self.dt.reach("dt", n, n_head, reach);
-        self.gate.reach("gate", n, (n_head - 1) * self.gate_step as usize + value_dim, reach);
-        reach.array("dt_bias", self.dt_bias, n_head);
-        reach.array("a", self.a, n_head);
-        reach.array("d", self.d, n_head);
+        self.x.bounds("x", n, n_head * value_dim, bounds);
+        self.b.bounds("b", n, n_keys, bounds);
+        self.c.bounds("c", n, n_keys, bounds);
+        self.dt.bounds("dt", n, n_head, bounds);
+        self.gate.bounds("gate", n, (n_head - 1) * self.gate_step as usize + value_dim, bounds);
+        bounds.array("dt_bias", self.dt_bias, n_head);
+        bounds.array("a", self.a, n_head);
+        bounds.array("d", self.d, n_head);
     }
 }
 
 impl KernelArgs for SelectArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let n = launch.grid.blocks[0];
         let [rank, d_state] = [self.rank, self.d_state].map(|n| n as usize);
         let sizes = [rank, d_state, d_state];
         let row = self.at.iter().zip(sizes).map(|(at, n)| *at as usize + n).max().unwrap_or(0);
-        reach.rows("chosen", self.chosen, n, self.n, row);
-        reach.array("dt", self.dt, n * rank);
-        reach.array("bc", self.bc, n * 2 * d_state);
+        bounds.rows("chosen", self.chosen, n, self.n, row);
+        bounds.array("dt", self.dt, n * rank);
+        bounds.array("bc", self.bc, n * 2 * d_state);
         for (weights, n) in self.weights.iter().zip(sizes) {
-            reach.array("weights", *weights, n);
+            bounds.array("weights", *weights, n);
         }
     }
 }
 
 impl KernelArgs for MambaArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        let (n, [_, d_state, channels]) = (self.scan.reach(launch, reach), self.scan.sizes());
-        reach.array("x", self.x, n * channels);
-        reach.array("dt", self.dt, n * channels);
-        reach.array("bc", self.bc, n * 2 * d_state);
-        self.gate.reach("gate", n, channels, reach);
-        reach.array("dt_bias", self.dt_bias, channels);
-        reach.array("a", self.a, channels * d_state);
-        reach.array("d", self.d, channels);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        let (n, [_, d_state, channels]) = (self.scan.bounds(launch, bounds), self.scan.sizes());
+        bounds.array("x", self.x, n * channels);
+        bounds.array("dt", self.dt, n * channels);
+        bounds.array("bc", self.bc, n * 2 * d_state);
+        self.gate.bounds("gate", n, channels, bounds);
+        bounds.array("dt_bias", self.dt_bias, channels);
+        bounds.array("a", self.a, channels * d_state);
+        bounds.array("d", self.d, channels);
     }
 }
 
 impl KernelArgs for TokenShiftArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let [width, n_mix, n_tokens] = [self.width, self.n_mix, self.n_tokens].map(|n| n as usize);
-        self.runs.reach(launch.grid.blocks[2], reach);
-        self.states.reach(width, reach);
-        reach.array("x", self.x, n_tokens * width);
-        reach.array("lerps", self.lerps, n_mix * width);
-        reach.array("more", self.more, n_tokens * n_mix * width);
-        reach.array("out", self.out, n_mix * n_tokens * width);
+        self.runs.bounds(launch.grid.blocks[2], bounds);
+        self.states.bounds(width, bounds);
+        bounds.array("x", self.x, n_tokens * width);
+        bounds.array("lerps", self.lerps, n_mix * width);
+        bounds.array("more", self.more, n_tokens * n_mix * width);
+        bounds.array("out", self.out, n_mix * n_tokens * width);
     }
 }
 
 impl KernelArgs for Rwkv6Args {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        let (n, [n_head, key_dim, value_dim]) = (self.scan.reach(launch, reach), self.scan.sizes());
-        reach.array("r", self.r, n * n_head * key_dim);
-        reach.array("k", self.k, n * self.n_head_kv as usize * key_dim);
-        reach.array("v", self.v, n * self.n_head_kv as usize * value_dim);
-        reach.array("decay", self.decay, n * n_head * key_dim);
-        reach.array("decay_bias", self.decay_bias, n_head * key_dim);
-        reach.array("bonus", self.bonus, n_head * key_dim);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        let (n, [n_head, key_dim, value_dim]) = (self.scan.bounds(launch, bounds), self.scan.sizes());
+        bounds.array("r", self.r, n * n_head * key_dim);
+        bounds.array("k", self.k, n * self.n_head_kv as usize * key_dim);
+        bounds.array("v", self.v, n * self.n_head_kv as usize * value_dim);
+        bounds.array("decay", self.decay, n * n_head * key_dim);
+        bounds.array("decay_bias", self.decay_bias, n_head * key_dim);
+        bounds.array("bonus", self.bonus, n_head * key_dim);
     }
 }
 
 impl KernelArgs for SideProductsArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
         for SideProductArgs { matrix, x, y, n_in, .. } in self.products {
-            reach.matrices("products.matrix", &matrix, 1);
-            reach.array("products.x", x, n_in as usize);
-            reach.array("products.y", y, matrix.n_rows as usize);
+            bounds.matrices("products.matrix", &matrix, 1);
+            bounds.array("products.x", x, n_in as usize);
+            bounds.array("products.y", y, matrix.n_rows as usize);
         }
     }
 }
 
 impl KernelArgs for Rwkv7InputsArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let width = self.n_head as usize * self.head_dim as usize;
         let n = launch.grid.blocks[1] * width;
         for (field, rows) in [
@@ -505,7 +505,7 @@ impl KernelArgs for Rwkv7InputsArgs {
             ("first_value", self.first_value),
             ("value_mix", self.value_mix),
         ] {
-            reach.array(field, rows, n);
+            bounds.array(field, rows, n);
         }
         for (field, weights) in [
             ("decay_bias", self.decay_bias),
@@ -514,18 +514,18 @@ impl KernelArgs for Rwkv7InputsArgs {
             ("kept", self.kept),
             ("value_bias", self.value_bias),
         ] {
-            reach.array(field, weights, width);
+            bounds.array(field, weights, width);
         }
     }
 }
 
 impl KernelArgs for Rwkv7Args {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
-        let (n, [n_head, key_dim, _]) = (self.scan.reach(launch, reach), self.scan.sizes());
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        let (n, [n_head, key_dim, _]) = (self.scan.bounds(launch, bounds), self.scan.sizes());
         for (field, rows) in
             [("r", self.r), ("decay", self.decay), ("k", self.k), ("v", self.v), ("a", self.a), ("b", self.b)]
         {
-            reach.array(field, rows, n * n_head * key_dim);
+            bounds.array(field, rows, n * n_head * key_dim);
         }
     }
 }

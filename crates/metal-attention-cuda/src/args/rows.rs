@@ -2,8 +2,8 @@
 //! streams, argmax and the highest logits; and of the kernels that measure the device.
 
 use super::{MatrixArgs, TokenArgs, kernel_args};
+use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::ids::STEPS;
-use crate::reach::{KernelArgs, Launch, Reach};
 use crate::runner::TOP_K;
 use crate::slice::{DevicePtr, F16};
 
@@ -116,93 +116,93 @@ kernel_args! {
 }
 
 impl KernelArgs for EmbeddingArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n, n_embd) = (launch.grid.blocks[1], self.n_embd as usize);
-        reach.matrices("table", &self.table, 1);
-        reach.matrices("positions", &self.positions, 1);
-        reach.array("types", self.types, n_embd);
-        reach.array("tokens", self.tokens, n);
-        reach.array("x", self.x, n * n_embd);
+        bounds.matrices("table", &self.table, 1);
+        bounds.matrices("positions", &self.positions, 1);
+        bounds.array("types", self.types, n_embd);
+        bounds.array("tokens", self.tokens, n);
+        bounds.array("x", self.x, n * n_embd);
     }
 }
 
 impl KernelArgs for NormArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n, n_in) = (launch.grid.blocks[0], self.n_in as usize);
-        reach.array("x", self.x, if self.rows.is_null() { n * n_in } else { n_in });
-        reach.array("weight", self.weight, n_in);
-        reach.array("bias", self.bias, n_in);
-        reach.packed("packed", self.packed, self.n_token_tiles, n_in);
-        reach.array("out", self.out, n * n_in);
-        reach.array("rows", self.rows, n);
+        bounds.array("x", self.x, if self.rows.is_null() { n * n_in } else { n_in });
+        bounds.array("weight", self.weight, n_in);
+        bounds.array("bias", self.bias, n_in);
+        bounds.packed("packed", self.packed, self.n_token_tiles, n_in);
+        bounds.array("out", self.out, n * n_in);
+        bounds.array("rows", self.rows, n);
     }
 }
 
 impl KernelArgs for ActivationArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n, n_ff) = (launch.grid.blocks[1], self.n_ff as usize);
-        reach.rows("gate", self.gate, n, self.gate_stride, n_ff);
-        reach.rows("up", self.up, n, self.up_stride, n_ff);
-        reach.array("out", self.out, n * n_ff);
-        reach.packed("packed", self.packed, self.n_token_tiles, n_ff);
+        bounds.rows("gate", self.gate, n, self.gate_stride, n_ff);
+        bounds.rows("up", self.up, n, self.up_stride, n_ff);
+        bounds.array("out", self.out, n * n_ff);
+        bounds.packed("packed", self.packed, self.n_token_tiles, n_ff);
     }
 }
 
 impl KernelArgs for StretchArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n_rows, n) = (launch.grid.blocks[0], self.n as usize);
-        reach.rows("a", self.a, n_rows, self.a_stride, n);
-        reach.rows("goal", self.goal, n_rows, self.goal_stride, n);
-        reach.rows("y", self.y, n_rows, self.y_stride, n);
+        bounds.rows("a", self.a, n_rows, self.a_stride, n);
+        bounds.rows("goal", self.goal, n_rows, self.goal_stride, n);
+        bounds.rows("y", self.y, n_rows, self.y_stride, n);
     }
 }
 
 impl KernelArgs for StreamsArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let (n_tokens, n, n_streams) = (launch.grid.blocks[1], self.n as usize, self.n_streams as usize);
-        reach.array("router", self.router, n_tokens * n_streams);
+        bounds.array("router", self.router, n_tokens * n_streams);
         // A prediction has a matrix for each coefficient of the router.
         let of_each = if launch.kernel == "predict_streams" { n_streams } else { 1 };
-        reach.array("matrix", self.matrix, of_each * n_streams * n_streams);
-        reach.array("streams", self.streams, n_tokens * n_streams * n);
-        reach.array("x", self.x, n_tokens * n);
-        reach.array("scale", self.scale, n);
-        reach.array("scaled", self.scaled, n_tokens * n);
+        bounds.array("matrix", self.matrix, of_each * n_streams * n_streams);
+        bounds.array("streams", self.streams, n_tokens * n_streams * n);
+        bounds.array("x", self.x, n_tokens * n);
+        bounds.array("scale", self.scale, n);
+        bounds.array("scaled", self.scaled, n_tokens * n);
     }
 }
 
 impl KernelArgs for LogitsArgs {
-    fn reach(&self, _: &Launch, reach: &mut Reach) {
-        reach.array("logits", self.logits, self.n as usize);
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
+        bounds.array("logits", self.logits, self.n as usize);
     }
 }
 
 impl KernelArgs for ArgmaxArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let [n_blocks, n_rows, _] = launch.grid.blocks;
-        reach.array("logits", self.logits, n_rows * self.n_vocab as usize);
-        reach.array("best", self.best, n_rows * n_blocks);
-        reach.array("tickets", self.tickets, n_rows);
-        reach.array("ids", self.ids, n_rows * STEPS as usize);
+        bounds.array("logits", self.logits, n_rows * self.n_vocab as usize);
+        bounds.array("best", self.best, n_rows * n_blocks);
+        bounds.array("tickets", self.tickets, n_rows);
+        bounds.array("ids", self.ids, n_rows * STEPS as usize);
         if self.advance == 1 {
-            reach.array("tokens", self.tokens, n_rows);
+            bounds.array("tokens", self.tokens, n_rows);
         }
-        reach.array("numbers", self.numbers, n_rows);
+        bounds.array("numbers", self.numbers, n_rows);
     }
 }
 
 impl KernelArgs for TopKArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let [n_blocks, n_rows, _] = launch.grid.blocks;
-        reach.array("logits", self.logits, n_rows * self.n_vocab as usize);
-        reach.array("lists", self.lists, n_rows * n_blocks * launch.grid.threads);
-        reach.array("tickets", self.tickets, n_rows);
-        reach.array("best", self.best, n_rows * TOP_K);
+        bounds.array("logits", self.logits, n_rows * self.n_vocab as usize);
+        bounds.array("lists", self.lists, n_rows * n_blocks * launch.grid.threads);
+        bounds.array("tickets", self.tickets, n_rows);
+        bounds.array("best", self.best, n_rows * TOP_K);
     }
 }
 
 impl KernelArgs for RateArgs {
-    fn reach(&self, launch: &Launch, reach: &mut Reach) {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
         let words_of_threads = (launch.grid.blocks[0] * launch.grid.threads).div_ceil(4);
         let n = self.n as usize;
         let (from, to) = match launch.kernel {
@@ -213,7 +213,7 @@ impl KernelArgs for RateArgs {
             // `rate_link`: a word each.
             _ => (1, 1),
         };
-        reach.array("from", self.from, from);
-        reach.array("to", self.to, to);
+        bounds.array("from", self.from, from);
+        bounds.array("to", self.to, to);
     }
 }

@@ -11,9 +11,9 @@ use bytemuck::Zeroable;
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, FusedDecodeArgs, GroupNormArgs, ScanArgs, StatesArgs};
+use crate::bounds::KernelArgs;
 use crate::kernels::EntryPoint;
 use crate::launch::LaunchGrid;
-use crate::reach::KernelArgs;
 use crate::slice::DeviceSlice;
 
 /// Most tokens of a tile.

@@ -7,12 +7,12 @@
 #![expect(clippy::struct_excessive_bools, reason = "a case of a test has independent properties")]
 
 mod attention;
+#[cfg(debug_assertions)]
+mod bounds;
 mod exchange;
 mod experts;
 mod grouped;
 mod products;
-#[cfg(debug_assertions)]
-mod reach;
 mod recurrent;
 mod repack;
 mod rows;
@@ -26,10 +26,10 @@ use metal_attention_gguf::blocks::random_blocks;
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
 use metal_attention_model::{LoadedModel, SessionOptions, Watch};
 
+use crate::bounds::KernelArgs;
 use crate::device::{CudaBuffer, Readback};
 use crate::kernels::EntryPoint;
 use crate::launch::{LaunchGrid, LaunchOrder};
-use crate::reach::KernelArgs;
 use crate::{CudaDevice, CudaExecutor, CudaTuning};
 
 /// Flag in `n_token_tiles` for the packed layout that `matmul_wide` reads: `WIDE` of `kernels/common.cuh`.

@@ -7,10 +7,10 @@ use metal_attention_gguf::TensorType;
 
 use super::{device, pass, poisoned, read, tensor};
 use crate::args::{MatvecArgs, NormArgs};
+use crate::bounds::KernelArgs;
 use crate::kernels::{self, EntryPoint};
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::CudaMatrix;
-use crate::reach::KernelArgs;
 use crate::runner::linear::norm_args;
 use crate::slice::DevicePtr;
 use crate::{CudaDevice, CudaError};

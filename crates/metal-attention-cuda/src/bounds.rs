@@ -1,9 +1,9 @@
-//! How far a launch reaches in each buffer: [`KernelArgs::reach`] states it for each address among a kernel's arguments, and
+//! The memory that a launch may touch in each buffer: [`KernelArgs::bounds`] states it for each address among a kernel's arguments, and
 //! [`check`] compares it with the allocations. In debug builds `CudaDevice::launch` does so before each launch; a release build
 //! keeps no list of allocations and checks nothing.
 //!
 //! What lies in device memory is not known to the host: pages and positions of tokens, slots of states, the items of sorted groups.
-//! Where a reach depends on it, the smallest one is stated, mostly that of one row, page or slot.
+//! Where the bounds depend on it, the smallest ones are stated, mostly that of one row, page or slot.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,10 +19,10 @@ use crate::slice::{DevicePtr, F16};
 /// The arguments of a kernel: a structure that a kernel of `kernels.rs` takes by value.
 pub(crate) trait KernelArgs: Pod {
     /// States the elements that `launch` may touch through each address.
-    fn reach(&self, launch: &Launch, reach: &mut Reach);
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds);
 }
 
-/// A launch, as far as the reach of its arguments depends on it.
+/// A launch, as far as the bounds of its arguments depend on it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Launch {
     /// The kernel's name.
@@ -43,16 +43,16 @@ impl Launch {
     }
 }
 
-/// Collects the reach of one launch, and keeps the first error.
+/// Collects the bounds of one launch, and keeps the first error.
 #[derive(Debug)]
-pub(crate) struct Reach {
+pub(crate) struct Bounds {
     /// The kernel's name.
     kernel: &'static str,
     /// The first address that does not have what the kernel may touch.
     error: Option<CudaError>,
 }
 
-impl Reach {
+impl Bounds {
     /// The kernel may touch the first `n` elements at `ptr`, the argument `field`. Null addresses are not touched.
     pub(crate) fn array<T>(&mut self, field: &'static str, ptr: DevicePtr<T>, n: usize) {
         if self.error.is_some() || ptr.is_null() || n == 0 {
@@ -97,11 +97,11 @@ const CHECKS: bool = cfg!(debug_assertions);
 
 /// An error if `launch` may reach beyond a buffer.
 pub(crate) fn check<A: KernelArgs>(launch: &Launch, args: &A) -> Result<(), CudaError> {
-    let mut reach = Reach { kernel: launch.kernel, error: None };
+    let mut bounds = Bounds { kernel: launch.kernel, error: None };
     if CHECKS {
-        args.reach(launch, &mut reach);
+        args.bounds(launch, &mut bounds);
     }
-    reach.error.map_or(Ok(()), Err)
+    bounds.error.map_or(Ok(()), Err)
 }
 
 /// An allocation that kernels may touch.
