@@ -32,7 +32,9 @@
 
 mod layer;
 
-use metal_attention_model::{BatchToken, LayerOps, LayerTrace, ModelSpec, NormKind, NormWeights, PageTable, Profiler};
+use metal_attention_model::{
+    BatchToken, LayerOps, LayerTrace, ModelSpec, NormKind, NormWeights, PageTable, Profiler, TracedTokens,
+};
 
 use self::layer::{LayerRun, NoRowsLeft};
 use crate::activations::Q8Activations;
@@ -215,10 +217,15 @@ impl MicroBatchRun<'_> {
         debug_assert_eq!(caches.len(), spec.n_layer());
         let mut tokens = tokens.to_vec();
         let n_tokens = tokens.len() as u64;
+        // Then the last layer keeps the rows of all tokens.
+        let traces_all = trace.as_ref().is_some_and(|trace| trace.tokens == TracedTokens::All);
         self.embed(&tokens);
         self.fill_rope_tables(&tokens);
         for (i, (layer, cache)) in weights.layers.iter().zip(caches).enumerate() {
-            let may_drop_rows = i + 1 == spec.n_layer() && trace.is_none();
+            if let Some(trace) = &mut trace {
+                trace.copy(i, &tokens, &self.scratch.x);
+            }
+            let may_drop_rows = i + 1 == spec.n_layer() && !traces_all;
             let mut run = LayerRun { run: &mut self, i, cache: *cache, tokens: &mut tokens, may_drop_rows };
             let outcome = run.run_layer(layer);
             if self.pool.is_cancelled() {
@@ -229,11 +236,11 @@ impl MicroBatchRun<'_> {
             if let Err(NoRowsLeft) = outcome {
                 return;
             }
-            if let Some(trace) = trace.as_deref_mut() {
-                trace(i, &self.scratch.x);
-            }
         }
-        if trace.is_some() {
+        if let Some(trace) = &mut trace {
+            trace.copy(spec.n_layer(), &tokens, &self.scratch.x);
+        }
+        if traces_all {
             self.drop_rows_without_output(&mut tokens);
         }
         if !tokens.is_empty() {

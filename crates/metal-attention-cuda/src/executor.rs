@@ -61,6 +61,7 @@ use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::runner::{MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tokens, top_k_list};
 use crate::sharding::Shard;
 use crate::support::supports;
+use crate::trace::TraceReader;
 use crate::weights::CudaWeights;
 use crate::{CudaDevice, CudaError, CudaTuning};
 
@@ -287,7 +288,7 @@ impl CudaExecutor {
     }
 
     /// Evaluates a step: uploads, launches, and waits for the results. On ranks other than 0 `results` is `None`. `trace`
-    /// gets the residual stream after each layer, `[n_tokens, n_embd]`. Precondition: no step is in flight.
+    /// copies rows of the residual stream. Precondition: no step is in flight.
     ///
     /// # Errors
     /// The watch is cancelled, another rank has aborted the step, or the driver fails.
@@ -313,7 +314,7 @@ impl CudaExecutor {
         step: &Step,
         output: TokenOutput,
         results: Option<StepResults<'_>>,
-        mut trace: Option<LayerTrace<'_>>,
+        trace: Option<LayerTrace<'_>>,
         profiler: Option<&mut Profiler>,
     ) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.runner.gpu);
@@ -336,17 +337,17 @@ impl CudaExecutor {
             let is_decode_phase = Phase::of(tokens) == Phase::Decode;
             let n_query_tiles = if is_decode_phase { 0 } else { self.upload_query_tiles(tokens)? };
             let size = MicroBatchSize { n_tokens: tokens.len(), n_outputs, n_query_tiles, runs, output };
-            let trace_bytes = 4 * (tokens.len() * self.spec.n_embd) as u64;
+            let mut reader = match trace {
+                Some(trace) => TraceReader::new(&gpu, trace, tokens, self.spec.n_embd)?,
+                None => None,
+            };
             // A step that chooses ids gets a step number, under which `read_results` reads them.
             self.with_step_number(size, |this| {
                 this.runner.run(&this.spec, (&this.cache, &this.recurrent_states), size, |layer, residual_stream| {
-                    let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
-                    let mut readback = Readback::new(&gpu, trace_bytes)?;
-                    readback.copy(residual_stream, trace_bytes)?;
-                    trace(layer, &bytemuck::pod_collect_to_vec::<u8, f32>(readback.read(trace_bytes)?));
-                    Ok(())
+                    reader.as_mut().map_or(Ok(()), |reader| reader.before_layer(layer, residual_stream))
                 })
             })?;
+            reader.as_mut().map_or(Ok(()), TraceReader::finish)?;
         }
         self.read_results(n_outputs, output, results)?;
         if let (Some(timers), Some(profiler)) = (self.runner.timers.take(), profiler) {

@@ -27,6 +27,7 @@ mod snapshot;
 mod stack;
 mod support;
 mod tensor_parallel;
+mod trace;
 mod weights;
 
 pub use ceilings::{CudaCeilings, CudaLaunchCosts};

@@ -162,14 +162,15 @@ impl ModelRunner {
         self.count_exchanges()
     }
 
-    /// Launches all kernels of a micro-batch. Calls `after_layer` after the launches of each layer, with the layer's index and
-    /// the residual stream, which the device has written only when the stream reaches that point.
+    /// Launches all kernels of a micro-batch. Calls `before_layer` before the launches of each layer, with the layer's index and
+    /// the residual stream, and with the number of layers after those of the last one. The device has written the residual
+    /// stream only when its stream reaches that point.
     pub(crate) fn run(
         &mut self,
         spec: &ModelSpec,
         (cache, recurrent): (&CudaKvCache, &CudaRecurrentStates),
         size: MicroBatchSize,
-        mut after_layer: impl FnMut(usize, &CudaBuffer) -> Result<(), CudaError>,
+        mut before_layer: impl FnMut(usize, &CudaBuffer) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         if let Some(exchange) = &mut self.exchange {
             exchange.begin_step();
@@ -177,13 +178,14 @@ impl ModelRunner {
         self.embedding(spec, size.n_tokens)?;
         let batch = MicroBatch { spec, cache, recurrent, size };
         for i in 0..spec.n_layer() {
+            before_layer(i, &self.buffers.x)?;
             // Moved out, since a layer's weights are read while `self` is borrowed mutably for launches.
             let layers = std::mem::take(&mut self.weights.layers);
             let outcome = self.layer(batch, i, &layers[i]);
             self.weights.layers = layers;
             outcome?;
-            after_layer(i, &self.buffers.x)?;
         }
+        before_layer(spec.n_layer(), &self.buffers.x)?;
         if size.n_outputs > 0 {
             self.output_head(spec, size)?;
         }

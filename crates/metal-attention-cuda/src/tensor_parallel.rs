@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 
 use metal_attention_model::{
     CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedModel, MemoryUse,
-    ModelSpec, PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults,
+    ModelSpec, PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults, TracedTokens,
 };
 
 use crate::exchange::{AbortFlag, Exchange};
@@ -108,8 +108,10 @@ impl RankCommand {
             Self::CopyPage(copy) => rank.copy_page(copy),
             Self::Run { step, output, traced, timed } => {
                 let mut profiler = if timed { Some(rank.profiler()?) } else { None };
+                // Rank 0 copies the residual stream, which is the same on all ranks.
                 let mut ignore = |_: usize, _: &[f32]| {};
-                let trace: Option<LayerTrace<'_>> = if traced { Some(&mut ignore) } else { None };
+                let nothing = LayerTrace { before: &[], tokens: TracedTokens::Output, rows: &mut ignore };
+                let trace = traced.then_some(nothing);
                 Ok(rank.run_step(&step, output, None, trace, profiler.as_mut())?)
             }
             Self::Submit(step, ahead) => rank.submit(&step, ahead).map(drop),

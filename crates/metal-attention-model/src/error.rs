@@ -87,6 +87,14 @@ pub enum ForwardError {
         /// Tokens it holds.
         n_past: usize,
     },
+    /// Hidden rows before a layer that the model does not have.
+    #[error("the model has {n_layer} layers: there are no hidden rows before layer {layer}")]
+    LayerOutOfRange {
+        /// The layer.
+        layer: usize,
+        /// Number of layers, before which there are rows, too: those after the last one.
+        n_layer: usize,
+    },
     /// More tokens to share than the sequence holds.
     #[error("sequence {seq} holds {n_past} tokens: its first {n} cannot be shared")]
     PrefixTooLong {

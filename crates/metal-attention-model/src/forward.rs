@@ -2,7 +2,7 @@
 //!
 //! Also checks of batches and their division into micro-batches, which the backends share.
 
-use crate::{ForwardError, ModelSpec, PageUse, Profile, SequenceCache, TopK, highest};
+use crate::{ForwardError, ModelSpec, PageUse, Profile, SequenceCache, TopK};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,15 +69,63 @@ pub struct DeviceInfo {
     pub n_threads: usize,
 }
 
-/// Called with hidden states while a batch runs: the layer's index, `0..n_layer`, and the residual stream after it,
-/// `[n_tokens, n_embd]`. A batch of several micro-batches calls it several times for each layer.
-pub type LayerTrace<'a> = &'a mut dyn FnMut(usize, &[f32]);
+/// Which result of each output token a batch returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputKind {
+    /// Its logits.
+    Logits,
+    /// Its hidden state after the last norm.
+    Hidden,
+    /// The argmax of its logits (the lowest id on ties, NaN skipped).
+    Ids,
+    /// Its highest logits with their ids (NaN left out), as many as the number.
+    TopK(usize),
+}
+
+/// The results of a batch's output tokens, in batch order, of the requested [`OutputKind`].
+#[derive(Debug)]
+pub enum Outputs<'p> {
+    /// Logits.
+    Logits(Logits<'p>),
+    /// Hidden states after the last norm, row-major `[n_outputs, n_embd]`.
+    Hidden(&'p [f32]),
+    /// Token ids, `[n_outputs]`.
+    Ids(Vec<u32>),
+    /// Lists of the highest logits, `[n_outputs]`.
+    TopK(Vec<TopK>),
+}
+
+/// Rows of the residual stream before some layers, of the output tokens of a batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HiddenRows {
+    /// `[n_layers, n_outputs, n_embd]`.
+    rows: Vec<f32>,
+    /// Elements of one layer: `n_outputs * n_embd`.
+    of_layer: usize,
+}
+
+impl HiddenRows {
+    /// Wraps `rows` of `n_layers` layers with `of_layer` elements each.
+    pub(crate) fn new(rows: Vec<f32>, of_layer: usize) -> Self {
+        Self { rows, of_layer }
+    }
+
+    /// The rows before the `i`th of the requested layers, row-major `[n_outputs, n_embd]`.
+    pub fn of_layer(&self, i: usize) -> &[f32] {
+        &self.rows[i * self.of_layer..][..self.of_layer]
+    }
+
+    /// All rows, `[n_layers, n_outputs, n_embd]`.
+    pub fn as_slice(&self) -> &[f32] {
+        &self.rows
+    }
+}
 
 /// Evaluates batches of tokens with one model, and keeps the KV cache of `n_seq` sequences.
 ///
-/// [`forward_traced`](Self::forward_traced) and [`forward_hidden`](Self::forward_hidden) evaluate a batch; the other
-/// evaluating methods are built on these. Those without a `seq` argument use sequence 0.
-pub trait ForwardPass: Send {
+/// [`Session`](crate::Session) is its one implementation. [`forward_outputs`](Self::forward_outputs) evaluates a batch; the
+/// other evaluating methods return less of it, or trace it. Those without a `seq` argument use sequence 0.
+pub trait ForwardPass: sealed::Sealed + Send {
     /// The model.
     fn spec(&self) -> &ModelSpec;
 
@@ -130,16 +178,27 @@ pub trait ForwardPass: Send {
     /// The KV cache and the recurrent states, for writing and restoring [snapshots](crate::Snapshot) of sequences.
     fn cache(&mut self) -> &mut dyn SequenceCache;
 
-    /// Evaluates `batch`, appending every token to its sequence, and returns the logits of the tokens with `output`
-    /// set. `trace`, if given, is called with the hidden states after every layer.
+    /// Evaluates `batch`, appending every token to its sequence. Returns the results of the tokens with `output` set, and in
+    /// the same step the residual stream before each layer of `hidden_before`: `i` is the input of layer `i`, and `n_layer` the
+    /// output of the last layer, before the output norm. Their order is the caller's; none are needed.
     ///
     /// On an error the cache is as before, with one exception: if a batch of several micro-batches fails or is
     /// cancelled after the first one, its sequences are [rewound](Self::rewind), and may be shorter than before if
     /// windows have moved on.
+    fn forward_outputs(
+        &mut self,
+        batch: &[BatchToken],
+        kind: OutputKind,
+        hidden_before: &[usize],
+    ) -> Result<(Outputs<'_>, HiddenRows), ForwardError>;
+
+    /// Evaluates `batch` and returns the logits of the output tokens. `after_layer`, if given, is called after every layer
+    /// with its index, `0..n_layer`, and the residual stream of all tokens, `[n_tokens, n_embd]`. A batch of several
+    /// micro-batches calls it several times for each layer. Errors as in [`forward_outputs`](Self::forward_outputs).
     fn forward_traced(
         &mut self,
         batch: &[BatchToken],
-        trace: Option<LayerTrace<'_>>,
+        after_layer: Option<&mut dyn FnMut(usize, &[f32])>,
     ) -> Result<Logits<'_>, ForwardError>;
 
     /// [`forward_traced`](Self::forward_traced) without a trace.
@@ -148,45 +207,32 @@ pub trait ForwardPass: Send {
     }
 
     /// Evaluates `batch` and returns the hidden states of the output tokens after the last norm, row-major
-    /// `[n_outputs, n_embd]`; for embeddings. Errors as in [`forward_traced`](Self::forward_traced).
+    /// `[n_outputs, n_embd]`; for embeddings. Errors as in [`forward_outputs`](Self::forward_outputs).
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError>;
 
     /// [`forward`](Self::forward) that returns only the argmax of each row (the lowest id on ties, NaN skipped).
-    fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        let logits = self.forward(batch)?;
-        Ok((0..logits.n_rows()).map(|i| argmax(logits.row(i))).collect())
-    }
+    /// Greedy decode steps may be submitted ahead.
+    fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError>;
 
     /// [`forward`](Self::forward) that returns only the `k` highest logits of each row with their ids (NaN left out).
-    fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
-        let logits = self.forward(batch)?;
-        Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect())
-    }
+    fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError>;
 
     /// The largest `k` for which [`forward_top_k`](Self::forward_top_k) is cheaper than [`forward`](Self::forward); 0
     /// if it never is.
-    fn max_top_k(&self) -> usize {
-        0
-    }
+    fn max_top_k(&self) -> usize;
 
     /// Times every kernel from now on, until [`take_profile`](Self::take_profile). Steps may be slower; their results
     /// are unchanged. An error if the backend has no timer.
-    fn start_profile(&mut self) -> Result<(), ForwardError> {
-        Err(ForwardError::Device { why: "this backend cannot time its kernels".into() })
-    }
+    fn start_profile(&mut self) -> Result<(), ForwardError>;
 
     /// Stops timing kernels and returns the profile; `None` if [`start_profile`](Self::start_profile) was not called or
     /// failed.
-    fn take_profile(&mut self) -> Option<Profile> {
-        None
-    }
+    fn take_profile(&mut self) -> Option<Profile>;
 
     /// Keeps the device busy for a few milliseconds and waits for it, so that it comes up to its clock: an idle GPU
     /// runs at a fraction of its clock for the first tenths of a second. False if that has no effect. See
     /// [`wake`](crate::wake).
-    fn wake(&mut self) -> bool {
-        false
-    }
+    fn wake(&mut self) -> bool;
 
     /// Evaluates `id` in sequence 0; the logits after it, `[n_vocab]`.
     fn forward_token(&mut self, id: u32) -> Result<&[f32], ForwardError> {
@@ -238,6 +284,13 @@ pub trait ForwardPass: Send {
             self.rewind(seq, 0);
         }
     }
+}
+
+/// Nothing but a session implements [`ForwardPass`].
+mod sealed {
+    pub trait Sealed {}
+
+    impl<E: crate::Executor> Sealed for crate::Session<E> {}
 }
 
 /// Index of the largest value: the lowest on ties, NaN skipped, 0 if there is nothing to compare.

@@ -41,7 +41,8 @@ pub use capacity::{Capacity, DEFAULT_UBATCH, MemoryUse};
 pub use error::{ForwardError, ModelError};
 pub use feed_forward::{Activation, Dense, ExpertNorms, Experts, Router, RouterGroups, RouterScore, SharedExpert};
 pub use forward::{
-    BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_outputs, micro_batches,
+    BatchToken, DeviceInfo, ForwardPass, HiddenRows, Logits, OutputKind, Outputs, argmax, check_batch, check_outputs,
+    micro_batches,
 };
 pub use layer_ops::LayerOps;
 pub use loaded::LoadedModel;
@@ -57,7 +58,10 @@ pub use recurrent::{
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use sequence_runs::one_run_per_sequence;
-pub use session::{Executor, NullExecutor, Session, SessionOptions, Step, StepLimits, StepResults};
+pub use session::{
+    Executor, HookedExecutor, Hooks, LayerTrace, NullExecutor, Session, SessionOptions, Step, StepLimits, StepResults,
+    TracedTokens,
+};
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{

@@ -118,9 +118,9 @@ pub struct WgpuExecutor {
     pub(super) prepared: Option<PreparedStep>,
     /// The last submission without results, which the CPU has not waited for yet.
     unread: Option<SubmissionIndex>,
-    /// Hidden vectors after every layer, `[n_layer, n_tokens, n_embd]`, and the buffer they are read through; made when
-    /// a trace is first requested.
-    trace: Option<(Buffer, Readback)>,
+    /// Receives rows of the residual stream before traced layers, `[n_layers, n_rows, n_embd]`; made when a trace is first
+    /// requested.
+    trace: Option<Readback>,
     /// One word, not 0 after a workgroup of the persistent kernel timed out. `None` where that kernel is not used.
     pub(super) persistent_timed_out: Option<Buffer>,
     /// Bytes on the GPU.
@@ -176,13 +176,13 @@ impl WgpuExecutor {
         }
     }
 
-    /// Records the commands of a micro-batch and returns those that are not submitted yet. `trace`: copy `x` after
-    /// every layer to the trace buffer.
+    /// Records the commands of a micro-batch and returns those that are not submitted yet. `traced`: copy rows of `x` before
+    /// these layers to the trace buffer.
     ///
     /// The layers of a prefill are submitted while they are recorded, in submissions whose sizes double, so that the
     /// GPU starts before the CPU has recorded all of them. Each one advances the device's
     /// [`Watch`](metal_attention_model::Watch) when it is done.
-    pub(super) fn record(&self, shape: BatchShape, trace: bool) -> CommandEncoder {
+    pub(super) fn record(&self, shape: BatchShape, traced: Option<&TracedRows>) -> CommandEncoder {
         let BatchShape { kind, size, output, consecutive_pages } = shape;
         let plan = self.plan(kind);
         let mut encoder = self.gpu.encoder();
@@ -191,16 +191,15 @@ impl WgpuExecutor {
         for dispatch in &plan.embedding {
             dispatch.record(&self.gpu, &mut pass, size);
         }
-        if trace {
-            for (i, layer) in plan.layers.iter().enumerate() {
-                for dispatch in layer {
-                    dispatch.record(&self.gpu, &mut pass, size);
-                }
-                if let Some((buffer, _)) = &self.trace {
+        if let Some((traced, readback)) = traced.zip(self.trace.as_ref()) {
+            for i in 0..=plan.layers.len() {
+                if traced.before.contains(&i) {
                     drop(pass);
-                    let bytes = 4 * u64::from(size.n_tokens) * self.spec.n_embd as u64;
-                    encoder.copy_buffer_to_buffer(&self.scratch.x, 0, buffer, i as u64 * bytes, Some(bytes));
+                    traced.copy(i, &mut encoder, &self.scratch.x, readback);
                     pass = encoder.begin_compute_pass(&descriptor);
+                }
+                for dispatch in plan.layers.get(i).into_iter().flatten() {
+                    dispatch.record(&self.gpu, &mut pass, size);
                 }
             }
         } else {
@@ -280,17 +279,20 @@ impl WgpuExecutor {
             self.prepared = None;
             self.readback = Readback::new(&self.gpu, bytes + FLAG_BYTES)?;
         }
-        if trace.is_some() {
-            self.trace = reserve_trace(&self.gpu, self.trace.take(), &self.spec, tokens.len())?;
+        let traced = trace.as_ref().map(|trace| TracedRows::new(trace, tokens, self.spec.n_embd));
+        if let Some(traced) = &traced {
+            match &mut self.trace {
+                Some(readback) if readback.bytes() >= traced.bytes() => readback.forget(),
+                _ => self.trace = Some(Readback::new(&self.gpu, traced.bytes().max(4))?),
+            }
         }
         self.write_pages(tokens, &step.pages);
         self.write_batch(tokens);
         self.states.write(&self.gpu, step.pages.segments(tokens));
-        let traced = 4 * (tokens.len() * self.spec.n_embd * self.spec.n_layer()) as u64;
         let prepared = self.prepared.take().filter(|p| p.shape == shape && trace.is_none());
         let commands = match prepared {
             Some(prepared) => prepared.commands,
-            None => self.encode(shape, trace.is_some().then_some(traced)),
+            None => self.encode(shape, traced.as_ref()),
         };
         // The submissions made while recording are all that a cancelled prefill leaves to the GPU.
         self.gpu.check()?;
@@ -304,11 +306,13 @@ impl WgpuExecutor {
             let shape = self.batch_shape(tokens, &step.pages, 1, output);
             self.prepared = Some(PreparedStep { shape, commands: self.encode(shape, None) });
         }
-        if let (Some((_, readback)), Some(trace)) = (&mut self.trace, trace.as_deref_mut()) {
+        if let (Some(readback), Some(traced), Some(trace)) = (&mut self.trace, &traced, trace.as_mut())
+            && traced.bytes() > 0
+        {
             readback.map(submission.clone());
-            let states: Vec<f32> = readback.read(&self.gpu, traced, bytemuck::pod_collect_to_vec)?;
-            for (i, state) in states.chunks_exact(tokens.len() * self.spec.n_embd).enumerate() {
-                trace(i, state);
+            let rows: Vec<f32> = readback.read(&self.gpu, traced.bytes(), bytemuck::pod_collect_to_vec)?;
+            for (&layer, rows) in trace.before.iter().zip(rows.chunks_exact(rows.len() / trace.before.len())) {
+                (trace.rows)(layer, rows);
             }
         }
         if bytes == 0 {
@@ -329,10 +333,9 @@ impl WgpuExecutor {
         })
     }
 
-    /// Records a micro-batch and the copies of its results. `traced`: the bytes of all layers' hidden vectors, when
-    /// they are read as well.
-    fn encode(&mut self, shape: BatchShape, traced: Option<u64>) -> CommandBuffer {
-        let mut encoder = self.record(shape, traced.is_some());
+    /// Records a micro-batch and the copies of its results, and of `traced`.
+    fn encode(&mut self, shape: BatchShape, traced: Option<&TracedRows>) -> CommandBuffer {
+        let mut encoder = self.record(shape, traced);
         let (source, row) = self.output(shape.output);
         let bytes = u64::from(shape.size.n_outputs) * row;
         if bytes > 0 {
@@ -340,9 +343,6 @@ impl WgpuExecutor {
             if let Some(timed_out) = &self.persistent_timed_out {
                 self.readback.copy_after(&mut encoder, timed_out, 0..4, bytes);
             }
-        }
-        if let (Some((buffer, readback)), Some(traced)) = (self.trace.as_mut(), traced) {
-            readback.copy(&mut encoder, buffer, traced);
         }
         encoder.finish()
     }
@@ -398,18 +398,40 @@ fn submitted_while_recording(kind: BatchKind, n_dispatches: usize) -> usize {
     if prompt && n_dispatches >= FIRST_SUBMISSION { 1 << n_dispatches.ilog2() } else { 0 }
 }
 
-/// The trace buffers for `n_tokens` tokens: the present ones if they are large enough, else new ones.
-fn reserve_trace(
-    gpu: &WgpuDevice,
-    trace: Option<(Buffer, Readback)>,
-    spec: &ModelSpec,
-    n_tokens: usize,
-) -> Result<Option<(Buffer, Readback)>, WgpuError> {
-    let bytes = 4 * (n_tokens * spec.n_embd * spec.n_layer()) as u64;
-    Ok(Some(match trace.filter(|(_, readback)| readback.bytes() >= bytes) {
-        Some(trace) => trace,
-        None => (gpu.buffer("the hidden states", bytes)?, Readback::new(gpu, bytes)?),
-    }))
+/// The rows of the residual stream that a step copies before some layers.
+pub(super) struct TracedRows {
+    /// The layers.
+    before: Vec<usize>,
+    /// The bytes of the rows in the residual stream, `[n_tokens, n_embd]`.
+    ranges: Vec<Range<u64>>,
+}
+
+impl TracedRows {
+    fn new(trace: &LayerTrace<'_>, tokens: &[BatchToken], n_embd: usize) -> Self {
+        let bytes = |row: usize| 4 * (row * n_embd) as u64;
+        let ranges = trace.tokens.rows(tokens).into_iter().map(|rows| bytes(rows.start)..bytes(rows.end));
+        Self { before: trace.before.to_vec(), ranges: ranges.collect() }
+    }
+
+    /// Bytes of the rows before one layer.
+    fn bytes_of_layer(&self) -> u64 {
+        self.ranges.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Bytes of the rows before all layers.
+    fn bytes(&self) -> u64 {
+        self.bytes_of_layer() * self.before.len() as u64
+    }
+
+    /// Records the copies of rows of `x` before `layer`, to their place in `readback`.
+    fn copy(&self, layer: usize, encoder: &mut CommandEncoder, x: &Buffer, readback: &Readback) {
+        let n_before = self.before.iter().take_while(|&&before| before < layer).count() as u64;
+        let mut at = n_before * self.bytes_of_layer();
+        for range in &self.ranges {
+            readback.copy_after(encoder, x, range.clone(), at);
+            at += range.end - range.start;
+        }
+    }
 }
 
 impl Drop for WgpuExecutor {

@@ -29,7 +29,7 @@ impl WgpuExecutor {
         };
         self.write_pages(tokens, &step.pages);
         self.states.write(&self.gpu, &step.pages.segments_ahead(tokens, ahead));
-        let mut encoder = self.record(self.batch_shape(tokens, &step.pages, ahead, ResultKind::Id), false);
+        let mut encoder = self.record(self.batch_shape(tokens, &step.pages, ahead, ResultKind::Id), None);
         readback.copy(&mut encoder, &self.ids, bytes);
         if let Some(timed_out) = &self.persistent_timed_out {
             readback.copy_after(&mut encoder, timed_out, 0..4, bytes);

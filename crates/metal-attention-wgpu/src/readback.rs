@@ -51,7 +51,7 @@ impl Readback {
     }
 
     /// Records a copy of a range of `source` to byte `at` of the buffer, behind what [`copy`](Self::copy) writes.
-    pub fn copy_after(&mut self, encoder: &mut CommandEncoder, source: &Buffer, range: Range<u64>, at: u64) {
+    pub fn copy_after(&self, encoder: &mut CommandEncoder, source: &Buffer, range: Range<u64>, at: u64) {
         encoder.copy_buffer_to_buffer(source, range.start, &self.buffer, at, Some(range.end - range.start));
     }
 

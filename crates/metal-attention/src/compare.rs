@@ -210,7 +210,8 @@ fn states_and_logits(pass: &mut dyn ForwardPass, batch: &[BatchToken]) -> Result
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_model::{DeviceInfo, ForwardError, LayerTrace, Logits, ModelSpec, PageUse, SequenceCache};
+    use metal_attention_cpu::{CpuExecutor, CpuOptions};
+    use metal_attention_model::{Executor, ForwardError, HookedExecutor, Hooks, Session, SessionOptions, Step};
 
     use super::*;
     use crate::{CacheType, Device, EngineOptions, Model};
@@ -227,76 +228,27 @@ mod tests {
         ControlFlow::Continue(())
     }
 
-    /// A pass that reports changed hidden states from layer `layer` on.
-    struct Faulty {
-        pass: Box<dyn ForwardPass>,
-        layer: usize,
-        /// Added to the first element of the token at position 3.
-        error: f32,
-    }
-
-    impl ForwardPass for Faulty {
-        fn spec(&self) -> &ModelSpec {
-            self.pass.spec()
+    /// The built-in model with exact arithmetic, whose hidden states are changed from layer `layer` on: `error` is added to the
+    /// first element of the token at position 3.
+    fn faulty(layer: usize, error: f32) -> Session<impl Executor> {
+        struct Fault {
+            layer: usize,
+            error: f32,
         }
-        fn device(&self) -> DeviceInfo {
-            self.pass.device()
-        }
-        fn n_ctx(&self) -> usize {
-            self.pass.n_ctx()
-        }
-        fn n_seq(&self) -> usize {
-            self.pass.n_seq()
-        }
-        fn n_ubatch(&self) -> usize {
-            self.pass.n_ubatch()
-        }
-        fn n_past(&self, seq: usize) -> usize {
-            self.pass.n_past(seq)
-        }
-        fn rewind(&mut self, seq: usize, n: usize) -> usize {
-            self.pass.rewind(seq, n)
-        }
-        fn reachable(&self, seq: usize, n: usize) -> usize {
-            self.pass.reachable(seq, n)
-        }
-        fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
-            self.pass.share_prefix(from, to, n)
-        }
-        fn cache_pages(&self) -> PageUse {
-            self.pass.cache_pages()
-        }
-        fn pages_held(&self, sequences: &[usize]) -> usize {
-            self.pass.pages_held(sequences)
-        }
-        fn kv_cache_bytes(&self) -> usize {
-            self.pass.kv_cache_bytes()
-        }
-        fn cache(&mut self) -> &mut dyn SequenceCache {
-            self.pass.cache()
-        }
-        fn forward_traced(
-            &mut self,
-            batch: &[BatchToken],
-            trace: Option<LayerTrace<'_>>,
-        ) -> Result<Logits<'_>, ForwardError> {
-            let n_embd = self.pass.spec().n_embd;
-            let (from, error) = (self.layer, self.error);
-            let mut trace = trace;
-            let mut change = |layer: usize, x: &[f32]| {
-                let mut x = x.to_vec();
-                if let Some(i) = batch.iter().position(|t| t.pos == 3).filter(|_| layer >= from) {
-                    x[i * n_embd] += error;
+        impl Hooks for Fault {
+            fn change_rows(&mut self, step: &Step, before: usize, rows: &mut [f32]) {
+                let n_embd = rows.len() / step.tokens.len();
+                // The rows before a layer are the result of the one before it.
+                if let Some(i) = step.tokens.iter().position(|t| t.pos == 3).filter(|_| before > self.layer) {
+                    rows[i * n_embd] += self.error;
                 }
-                if let Some(trace) = &mut trace {
-                    trace(layer, &x);
-                }
-            };
-            self.pass.forward_traced(batch, Some(&mut change))
+            }
         }
-        fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-            self.pass.forward_hidden(batch)
-        }
+        let model = Model::built_in().unwrap();
+        let options = SessionOptions { n_ctx: 16, cache_type: CacheType::F32, exact: true, ..Default::default() };
+        let cpu = CpuOptions::default();
+        let inner = CpuExecutor::new(&cpu, model.spec().clone(), model.weights(), &options).unwrap();
+        Session::new(HookedExecutor::new(inner, Fault { layer, error }))
     }
 
     #[test]
@@ -337,7 +289,7 @@ mod tests {
             (f32::NAN, EvaluationMode::Decode),
             (f32::INFINITY, EvaluationMode::Decode),
         ] {
-            let mut faulty = Faulty { pass: pass(true), layer: 3, error };
+            let mut faulty = faulty(3, error);
             let found = compare(&mut *pass(true), &mut faulty, &IDS, way, keep_going).unwrap();
             assert_eq!(found.first_past(1e-6), Some(DivergencePoint::Layer(3)), "{found:?}");
             assert_eq!(found.layers[3].position, 3);

@@ -78,8 +78,8 @@ impl EngineOptions {
         self.n_ctx.unwrap_or(model.spec().n_ctx_train.min(DEFAULT_N_CTX))
     }
 
-    /// The options of a session with a context of `n_ctx` tokens and micro-batches of `n_ubatch`.
-    pub(crate) fn session_options(&self, n_ctx: usize, n_ubatch: usize) -> SessionOptions {
+    /// The options of a session with a context of `n_ctx` tokens and micro-batches of `n_ubatch`, for any backend.
+    pub fn session_options(&self, n_ctx: usize, n_ubatch: usize) -> SessionOptions {
         SessionOptions {
             n_ctx,
             n_seq: self.n_seq,

@@ -51,9 +51,13 @@ pub struct Generator {
 impl Generator {
     /// Sets up a forward pass of `model` and a sampler.
     pub fn new(model: &Model, options: &EngineOptions, sampling: SamplerOptions) -> Result<Self, Error> {
+        Self::with_pass(model, model.forward_pass(options)?, sampling)
+    }
+
+    /// A generator with the vocabulary of `model` and a forward pass of the caller's.
+    pub fn with_pass(model: &Model, pass: Box<dyn ForwardPass>, sampling: SamplerOptions) -> Result<Self, Error> {
         let tokenizer = model.tokenizer()?;
         let sampler = sampler(&tokenizer, sampling)?;
-        let pass = model.forward_pass(options)?;
         Ok(Self { model: model.clone(), tokenizer, sequence: Sequence::new(pass, sampler) })
     }
 

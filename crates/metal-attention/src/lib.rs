@@ -36,8 +36,8 @@ pub use host_snapshot::HostSnapshot;
 pub use logits_processor::LogitsProcessor;
 pub use memory::{available_memory, give_back_memory};
 pub use metal_attention_cpu::{
-    CacheType, CpuCeilings, CpuError, CpuExecutor, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
-    simd_name as cpu_simd_name,
+    CacheType, CpuCeilings, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, Isa as CpuIsa, MatrixInput,
+    physical_cores, simd_name as cpu_simd_name,
 };
 #[cfg(feature = "cuda")]
 pub use metal_attention_cuda::{
@@ -46,10 +46,10 @@ pub use metal_attention_cuda::{
 };
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{
-    ASLEEP_AFTER, BatchToken, DeviceInfo, Executor, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace,
-    LoadedModel, Logits, MemoryUse, ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, SequenceCache,
-    Session, SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TypeChoices,
-    Watch, Weights, highest,
+    ASLEEP_AFTER, BatchToken, DEFAULT_UBATCH, DeviceInfo, Executor, ForwardError, ForwardPass, HiddenRows,
+    HookedExecutor, Hooks, KernelTime, KernelTotal, LayerTrace, LoadedModel, Logits, MemoryUse, ModelSpec, NullExecutor, OutputKind,
+    Outputs, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, SequenceCache, Session, SessionOptions, Snapshot,
+    SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TracedTokens, TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "wgpu")]

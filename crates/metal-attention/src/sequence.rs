@@ -296,68 +296,26 @@ impl Sequence {
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_model::{DeviceInfo, LayerTrace, Logits, ModelSpec, PageUse, SequenceCache};
+    use metal_attention_cpu::{CpuExecutor, CpuOptions};
+    use metal_attention_model::{DEFAULT_UBATCH, HookedExecutor, Hooks, Session, SessionOptions, StepLimits};
 
     use super::*;
     use crate::sampling::SamplerOptions;
     use crate::{Device, EngineOptions};
 
-    /// A forward pass that prefers top-k lists of the given length.
-    struct ShortLists(Box<dyn ForwardPass>, usize);
-
-    impl ForwardPass for ShortLists {
-        fn spec(&self) -> &ModelSpec {
-            self.0.spec()
+    /// The built-in model with micro-batches of `n_ubatch` tokens, which finds top-k lists of at most `max_top_k`.
+    fn short_lists(n_ubatch: usize, max_top_k: usize) -> Box<dyn ForwardPass> {
+        struct ShortLists(usize);
+        impl Hooks for ShortLists {
+            fn limits(&self, limits: StepLimits) -> StepLimits {
+                StepLimits { max_top_k: self.0, ..limits }
+            }
         }
-        fn device(&self) -> DeviceInfo {
-            self.0.device()
-        }
-        fn n_ctx(&self) -> usize {
-            self.0.n_ctx()
-        }
-        fn n_seq(&self) -> usize {
-            self.0.n_seq()
-        }
-        fn n_ubatch(&self) -> usize {
-            self.0.n_ubatch()
-        }
-        fn n_past(&self, seq: usize) -> usize {
-            self.0.n_past(seq)
-        }
-        fn rewind(&mut self, seq: usize, n: usize) -> usize {
-            self.0.rewind(seq, n)
-        }
-        fn reachable(&self, seq: usize, n: usize) -> usize {
-            self.0.reachable(seq, n)
-        }
-        fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
-            self.0.share_prefix(from, to, n)
-        }
-        fn cache_pages(&self) -> PageUse {
-            self.0.cache_pages()
-        }
-        fn pages_held(&self, sequences: &[usize]) -> usize {
-            self.0.pages_held(sequences)
-        }
-        fn kv_cache_bytes(&self) -> usize {
-            self.0.kv_cache_bytes()
-        }
-        fn cache(&mut self) -> &mut dyn SequenceCache {
-            self.0.cache()
-        }
-        fn forward_traced(
-            &mut self,
-            batch: &[BatchToken],
-            trace: Option<LayerTrace<'_>>,
-        ) -> Result<Logits<'_>, ForwardError> {
-            self.0.forward_traced(batch, trace)
-        }
-        fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-            self.0.forward_hidden(batch)
-        }
-        fn max_top_k(&self) -> usize {
-            self.1
-        }
+        let model = Model::built_in().unwrap();
+        let options = SessionOptions { n_ctx: 512, n_ubatch, ..Default::default() };
+        let cpu = CpuOptions::default();
+        let inner = CpuExecutor::new(&cpu, model.spec().clone(), model.weights(), &options).unwrap();
+        Box::new(Session::new(HookedExecutor::new(inner, ShortLists(max_top_k))))
     }
 
     #[test]
@@ -410,7 +368,7 @@ mod tests {
                 let pass = || model.forward_pass(&options).unwrap();
                 let expected = forty_tokens(pass(), &sampling, forbidden);
                 for k in [8, 128] {
-                    let lists = Box::new(ShortLists(pass(), k));
+                    let lists = short_lists(2, k);
                     assert_eq!(forty_tokens(lists, &sampling, forbidden), expected, "{sampling:?} from {k}");
                 }
             }
@@ -437,10 +395,8 @@ mod tests {
 
     #[test]
     fn a_constraint_chooses() {
-        let model = Model::built_in().unwrap();
-        let options = EngineOptions { device: Device::Cpu, ..Default::default() };
         for k in [0, 16] {
-            let pass = Box::new(ShortLists(model.forward_pass(&options).unwrap(), k));
+            let pass = short_lists(DEFAULT_UBATCH, k);
             let mut sequence = Sequence::new(pass, Sampler::new(SamplerOptions::greedy()).unwrap());
             sequence.start(&[1, 403], |_, _| ControlFlow::Continue(())).unwrap();
             sequence.set_constraint(Some(Box::new(Only(vec![300, 7]))));

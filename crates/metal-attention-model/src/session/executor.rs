@@ -4,9 +4,10 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::LayerTrace;
 use crate::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, LayerTrace, MemoryUse, ModelSpec,
-    PageCopy, PageTable, Phase, Profiler, SnapshotError, TopK,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, MemoryUse, ModelSpec, PageCopy,
+    PageTable, Phase, Profiler, SnapshotError, TopK,
 };
 
 /// One micro-batch that an executor evaluates. Its tokens have their KV pages and state slots.
@@ -112,7 +113,7 @@ pub trait Executor: Send {
     /// Copies a page of all layers of a cache group, before the step that is run next.
     fn copy_page(&mut self, copy: PageCopy) -> Result<(), ForwardError>;
 
-    /// Evaluates a step and writes its results. `trace`, if given, is called with the residual stream after each layer;
+    /// Evaluates a step and writes its results. `trace`, if given, copies rows of the residual stream of the same step;
     /// `profiler`, if given, records the step's kernels.
     ///
     /// # Errors

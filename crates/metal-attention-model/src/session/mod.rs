@@ -2,8 +2,10 @@
 //! that run ahead, retraction after errors, results, snapshots and profiles.
 
 mod executor;
+mod hooked;
 mod null;
 mod options;
+mod trace;
 
 use std::io::Write;
 use std::ops::{Deref, DerefMut};
@@ -11,13 +13,16 @@ use std::sync::Arc;
 
 use executor::n_outputs;
 pub use executor::{Executor, Step, StepLimits, StepResults};
+pub use hooked::{HookedExecutor, Hooks};
 pub use null::NullExecutor;
 pub use options::SessionOptions;
+pub use trace::{LayerTrace, TracedTokens};
 
 use crate::{
-    BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead,
-    MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache, SequenceExtent, SnapshotError,
-    TopK, argmax, check_outputs, highest, is_decode_step, micro_batches, one_run_per_sequence,
+    BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, HiddenRows, Logits, Lookahead,
+    MemoryUse, ModelSpec, OutputKind, Outputs, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
+    SequenceExtent, SnapshotError, TopK, argmax, check_outputs, highest, is_decode_step, micro_batches,
+    one_run_per_sequence,
 };
 
 /// Evaluates batches with one model on one [`Executor`], and keeps the page table of its KV cache.
@@ -87,10 +92,7 @@ impl<E: Executor> Session<E> {
         let phase = Phase::of(batch);
         for tokens in steps {
             let step_results = results.take(n_outputs(tokens), self.executor.spec());
-            let trace: Option<LayerTrace<'_>> = match &mut trace {
-                Some(trace) => Some(&mut **trace),
-                None => None,
-            };
+            let trace = trace.as_mut().map(LayerTrace::reborrow);
             let outcome = self.assign_pages(tokens).and_then(|()| {
                 let step = self.step(tokens, phase);
                 self.executor.run(&step, step_results, trace, self.profiler.as_mut())
@@ -196,6 +198,67 @@ impl<E: Executor> Session<E> {
     }
 }
 
+/// The kinds of results of a batch.
+impl<E: Executor> Session<E> {
+    fn outputs(
+        &mut self,
+        batch: &[BatchToken],
+        kind: OutputKind,
+        trace: Option<LayerTrace<'_>>,
+    ) -> Result<Outputs<'_>, ForwardError> {
+        Ok(match kind {
+            OutputKind::Logits => Outputs::Logits(self.logits(batch, trace)?),
+            OutputKind::Hidden => Outputs::Hidden(self.hidden(batch, trace)?),
+            OutputKind::Ids => Outputs::Ids(self.ids(batch, trace)?),
+            OutputKind::TopK(k) => Outputs::TopK(self.top_k(batch, k, trace)?),
+        })
+    }
+
+    fn logits(&mut self, batch: &[BatchToken], trace: Option<LayerTrace<'_>>) -> Result<Logits<'_>, ForwardError> {
+        let n_vocab = self.executor.spec().n_vocab;
+        let n = self.evaluate_rows(batch, n_vocab, |rows| StepResults::Logits(rows), trace)?;
+        Ok(Logits::new(&self.rows[..n], n_vocab))
+    }
+
+    fn hidden(&mut self, batch: &[BatchToken], trace: Option<LayerTrace<'_>>) -> Result<&[f32], ForwardError> {
+        let n_embd = self.executor.spec().n_embd;
+        let n = self.evaluate_rows(batch, n_embd, |rows| StepResults::Hidden(rows), trace)?;
+        Ok(&self.rows[..n])
+    }
+
+    /// Ids of a step that does not run ahead.
+    fn ids(&mut self, batch: &[BatchToken], trace: Option<LayerTrace<'_>>) -> Result<Vec<u32>, ForwardError> {
+        if !self.limits.chooses_ids {
+            let logits = self.logits(batch, trace)?;
+            return Ok((0..logits.n_rows()).map(|i| argmax(logits.row(i))).collect());
+        }
+        let mut ids = vec![0; n_outputs(batch)];
+        self.evaluate(batch, StepResults::Ids(&mut ids), trace)?;
+        // If the next batch is the decode step that continues these ids, its call submits further steps, too.
+        let output_tokens: Vec<_> = batch.iter().filter(|token| token.output).copied().collect();
+        self.lookahead.advance(&output_tokens, &ids);
+        Ok(ids)
+    }
+
+    fn top_k(
+        &mut self,
+        batch: &[BatchToken],
+        k: usize,
+        trace: Option<LayerTrace<'_>>,
+    ) -> Result<Vec<TopK>, ForwardError> {
+        if k > self.limits.max_top_k {
+            let logits = self.logits(batch, trace)?;
+            return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
+        }
+        let mut lists = vec![TopK::new(); n_outputs(batch)];
+        self.evaluate(batch, StepResults::TopK(&mut lists), trace)?;
+        for list in &mut lists {
+            list.truncate(k);
+        }
+        Ok(lists)
+    }
+}
+
 impl<E: Executor> Deref for Session<E> {
     type Target = E;
 
@@ -269,50 +332,70 @@ impl<E: Executor> ForwardPass for Session<E> {
         self
     }
 
+    fn forward_outputs(
+        &mut self,
+        batch: &[BatchToken],
+        kind: OutputKind,
+        hidden_before: &[usize],
+    ) -> Result<(Outputs<'_>, HiddenRows), ForwardError> {
+        let (n_layer, n_embd) = (self.executor.spec().n_layer(), self.executor.spec().n_embd);
+        if let Some(&layer) = hidden_before.iter().find(|&&layer| layer > n_layer) {
+            return Err(ForwardError::LayerOutOfRange { layer, n_layer });
+        }
+        if hidden_before.is_empty() {
+            return Ok((self.outputs(batch, kind, None)?, HiddenRows::new(Vec::new(), 0)));
+        }
+        let mut layers = hidden_before.to_vec();
+        layers.sort_unstable();
+        layers.dedup();
+        let of_layer = n_outputs(batch) * n_embd;
+        let n = of_layer.saturating_mul(hidden_before.len());
+        let mut hidden = Vec::new();
+        let bytes = n.saturating_mul(size_of::<f32>());
+        hidden.try_reserve_exact(n).map_err(|_| ForwardError::OutOfMemory { what: "the hidden rows", bytes })?;
+        hidden.resize(n, 0.0);
+        // The rows of each requested layer so far: those of earlier steps come first.
+        let mut n_filled = vec![0; hidden_before.len()];
+        let mut keep = |layer: usize, rows: &[f32]| {
+            for (i, n_filled) in n_filled.iter_mut().enumerate().filter(|(i, _)| hidden_before[*i] == layer) {
+                hidden[i * of_layer + *n_filled..][..rows.len()].copy_from_slice(rows);
+                *n_filled += rows.len();
+            }
+        };
+        let trace = LayerTrace { before: &layers, tokens: TracedTokens::Output, rows: &mut keep };
+        let outputs = self.outputs(batch, kind, Some(trace))?;
+        Ok((outputs, HiddenRows::new(hidden, of_layer)))
+    }
+
     fn forward_traced(
         &mut self,
         batch: &[BatchToken],
-        trace: Option<LayerTrace<'_>>,
+        after_layer: Option<&mut dyn FnMut(usize, &[f32])>,
     ) -> Result<Logits<'_>, ForwardError> {
-        let n_vocab = self.executor.spec().n_vocab;
-        let n = self.evaluate_rows(batch, n_vocab, |rows| StepResults::Logits(rows), trace)?;
-        Ok(Logits::new(&self.rows[..n], n_vocab))
+        let before: Vec<usize> = (1..=self.executor.spec().n_layer()).collect();
+        match after_layer {
+            None => self.logits(batch, None),
+            Some(after_layer) => {
+                let mut rows = |layer: usize, x: &[f32]| after_layer(layer - 1, x);
+                self.logits(batch, Some(LayerTrace { before: &before, tokens: TracedTokens::All, rows: &mut rows }))
+            }
+        }
     }
 
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        let n_embd = self.executor.spec().n_embd;
-        let n = self.evaluate_rows(batch, n_embd, |rows| StepResults::Hidden(rows), None)?;
-        Ok(self.rows[..n].to_vec())
+        Ok(self.hidden(batch, None)?.to_vec())
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        if !self.limits.chooses_ids {
-            let logits = self.forward(batch)?;
-            return Ok((0..logits.n_rows()).map(|i| argmax(logits.row(i))).collect());
-        }
         if self.profiler.is_none() && batch.len() <= self.limits.n_ahead && is_decode_step(batch) {
             check_outputs(self.executor.spec(), batch, &|seq| self.pages.n_past(seq), /* needs_head */ true)?;
             return self.decode_greedy(batch);
         }
-        let mut ids = vec![0; n_outputs(batch)];
-        self.evaluate(batch, StepResults::Ids(&mut ids), None)?;
-        // If the next batch is the decode step that continues these ids, its call submits further steps, too.
-        let output_tokens: Vec<_> = batch.iter().filter(|token| token.output).copied().collect();
-        self.lookahead.advance(&output_tokens, &ids);
-        Ok(ids)
+        self.ids(batch, None)
     }
 
     fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
-        if k > self.limits.max_top_k {
-            let logits = self.forward(batch)?;
-            return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
-        }
-        let mut lists = vec![TopK::new(); n_outputs(batch)];
-        self.evaluate(batch, StepResults::TopK(&mut lists), None)?;
-        for list in &mut lists {
-            list.truncate(k);
-        }
-        Ok(lists)
+        self.top_k(batch, k, None)
     }
 
     fn max_top_k(&self) -> usize {

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::{Executor, Step, StepLimits, StepResults};
+use super::{Executor, LayerTrace, Step, StepLimits, StepResults};
 use crate::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, LayerTrace, MemoryUse, ModelSpec, PAGE,
-    PageCopy, Profiler, Segment, Session, SessionOptions, Watch, argmax, highest,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, MemoryUse, ModelSpec, PAGE, PageCopy,
+    Profiler, Segment, Session, SessionOptions, Watch, argmax, highest,
 };
 
 /// Length of the lists of highest logits, and most sequences of decode steps that are submitted ahead.
@@ -33,10 +33,15 @@ pub struct NullExecutor {
 impl NullExecutor {
     /// A session over a null executor for `spec`, with the capacity of `options`. `watch` cancels its steps.
     pub fn session(spec: ModelSpec, options: &SessionOptions, watch: Watch) -> Session<Self> {
+        Session::new(Self::new(spec, options, watch))
+    }
+
+    /// A null executor for `spec`, with the capacity of `options`. `watch` cancels its steps.
+    pub fn new(spec: ModelSpec, options: &SessionOptions, watch: Watch) -> Self {
         let groups = CacheGroups::new(&spec, options.capacity(&spec));
         let pages = groups.groups().iter().map(|group| vec![0; group.n_pages * PAGE]).collect();
         let states = vec![0; groups.states().map_or(0, |states| states.n_states + 1)];
-        Session::new(Self { spec, groups, watch, pages, states, chosen: Vec::new(), n_steps: 0 })
+        Self { spec, groups, watch, pages, states, chosen: Vec::new(), n_steps: 0 }
     }
 
     /// Number of steps so far, those submitted ahead included.
@@ -81,12 +86,17 @@ impl NullExecutor {
 
     /// The logits of a hash, `[n_vocab]`.
     fn logits(&self, hash: u64) -> Vec<f32> {
-        (0..self.spec.n_vocab as u64).map(|id| (mix(hash, id) >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
+        (0..self.spec.n_vocab as u64).map(|id| unit(mix(hash, id))).collect()
     }
 
     fn check(&self) -> Result<(), ForwardError> {
         if self.watch.is_cancelled() { Err(ForwardError::Cancelled) } else { Ok(()) }
     }
+}
+
+/// A number from -1 to 1 for a hash.
+fn unit(hash: u64) -> f32 {
+    (hash >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
 /// A hash of two numbers (the finaliser of `SplitMix64`).
@@ -149,9 +159,11 @@ impl Executor for NullExecutor {
             profiler.begin_step(step.phase, step.tokens.len());
             profiler.lap("hash");
         }
-        if let Some(trace) = trace {
-            let states: Vec<f32> = hashes.iter().flat_map(|&hash| vec![hash as f32; self.spec.n_embd]).collect();
-            (0..self.spec.n_layer()).for_each(|layer| trace(layer, &states));
+        if let Some(mut trace) = trace {
+            for &layer in trace.before {
+                let row = |&hash: &u64| vec![unit(mix(hash, layer as u64)); self.spec.n_embd];
+                trace.copy(layer, &step.tokens, &hashes.iter().flat_map(row).collect::<Vec<_>>());
+            }
         }
         let outputs = step.tokens.iter().zip(&hashes).filter(|(token, _)| token.output);
         let rows: Vec<_> = outputs.map(|(_, &hash)| self.logits(hash)).collect();

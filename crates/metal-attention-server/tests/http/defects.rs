@@ -11,7 +11,7 @@ use metal_attention_server::http::{HttpOptions, LoadedModel, ServeError};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server};
-use crate::support::TestPass;
+use crate::support::Controls;
 use crate::{chat, completion};
 
 /// A server whose engine runs two sequences at once, and the counter that makes its forward pass panic.
@@ -21,9 +21,9 @@ fn server() -> (Server, Arc<AtomicUsize>) {
     let server = Server::with_model(HttpOptions::default(), move || {
         let model = Model::built_in()?;
         let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
-        let pass = TestPass { panic_in: panic_counter, ..TestPass::new(model.forward_pass(&engine)?) };
+        let pass = Controls { panic_in: panic_counter, ..Default::default() }.pass(&model, &engine);
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
-        Ok(LoadedModel::start(model, Box::new(pass), &options).unwrap())
+        Ok(LoadedModel::start(model, pass, &options).unwrap())
     });
     server.wait_until_ready();
     (server, panic_in)

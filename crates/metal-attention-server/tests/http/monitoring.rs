@@ -11,27 +11,26 @@ use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, number};
 use crate::completion;
-use crate::support::TestPass;
+use crate::support::Controls;
 
 /// Options with an API key.
 fn with_key() -> HttpOptions {
     HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
 }
 
-/// A server with two slots whose engine is blocked while the gate of the returned `TestPass` is closed. It is not waited for.
-pub fn server_with_gate(options: HttpOptions) -> (Server, TestPass) {
+/// A server with two slots whose engine is blocked while the returned gate is closed. It is not waited for.
+pub fn server_with_gate(options: HttpOptions) -> (Server, Controls) {
     server_with_gate_of(Model::built_in().unwrap(), options)
 }
 
 /// Like [`server_with_gate`], with `model`.
-pub fn server_with_gate_of(model: Model, options: HttpOptions) -> (Server, TestPass) {
+pub fn server_with_gate_of(model: Model, options: HttpOptions) -> (Server, Controls) {
     let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
-    let controls = TestPass::new(model.forward_pass(&engine).unwrap());
-    let (gate, log) = (controls.gate.clone(), controls.log.clone());
+    let controls = Controls::default();
+    let pass = controls.pass(&model, &engine);
     let server = Server::with_model(options, move || {
-        let pass = TestPass { gate, log, ..TestPass::new(model.forward_pass(&engine)?) };
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
-        Ok(LoadedModel::start(model, Box::new(pass), &options).unwrap())
+        Ok(LoadedModel::start(model, pass, &options).unwrap())
     });
     (server, controls)
 }
@@ -136,9 +135,10 @@ fn endpoint_pickers_find_the_metrics_of_vllm() {
 fn a_model_whose_first_token_fails_is_not_loaded() {
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
-    let pass = TestPass::new(model.forward_pass(&engine).unwrap());
-    pass.fail.store(true, Ordering::Relaxed);
-    let error = LoadedModel::start(model, Box::new(pass), &SchedulerOptions::default()).err().unwrap();
+    let controls = Controls::default();
+    controls.fail.store(true, Ordering::Relaxed);
+    let pass = controls.pass(&model, &engine);
+    let error = LoadedModel::start(model, pass, &SchedulerOptions::default()).err().unwrap();
     assert!(matches!(error, LoadError::FirstToken(_)), "{error}");
     assert!(error.to_string().contains("the device is gone"), "{error}");
 }

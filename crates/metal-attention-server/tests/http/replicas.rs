@@ -4,18 +4,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use metal_attention::scheduler::SchedulerOptions;
-use metal_attention::{Device, EngineOptions, ForwardPass, Model};
+use metal_attention::{Device, EngineOptions, Model};
 use metal_attention_server::http::{HttpOptions, LoadedModel, ServeError};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, number};
-use crate::support::TestPass;
+use crate::support::Controls;
 use crate::{STORY, completion};
 
 /// A test's access to the forward pass of a replica.
 #[derive(Default, Clone)]
 struct ReplicaControls {
-    /// See `Wrapped::panic_in`.
+    /// See [`Controls::panic_in`].
     panic_in: Arc<AtomicUsize>,
     /// The tokens of each batch.
     log: Arc<Mutex<Vec<Vec<u32>>>>,
@@ -36,11 +36,9 @@ fn server_with_replicas(n: usize) -> (Server, Vec<ReplicaControls>) {
         let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
         let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
         let engine = options.engine(&model, &engine);
-        let pass = |ReplicaControls { panic_in, log }| {
-            let pass = TestPass { panic_in, log, ..TestPass::new(model.forward_pass(&engine)?) };
-            Ok(Box::new(pass) as Box<dyn ForwardPass>)
-        };
-        let passes = moved.into_iter().map(pass).collect::<Result<_, metal_attention::Error>>()?;
+        let pass =
+            |ReplicaControls { panic_in, log }| Controls { panic_in, log, ..Default::default() }.pass(&model, &engine);
+        let passes = moved.into_iter().map(pass).collect();
         Ok(LoadedModel::start_replicas(model.clone(), passes, &options).unwrap())
     });
     server.wait_until_ready();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use super::support::{encode, engine, greedy, read};
+use super::support::{Controls, encode, engine, greedy, read};
 use metal_attention::scheduler::{BlockId, CacheEvent, Scheduler, SchedulerOptions};
 use metal_attention::{EngineOptions, Model};
 use proptest::prelude::*;
@@ -49,7 +49,7 @@ fn observed(n_seq: usize, n_pages: usize) -> (Model, Scheduler, mpsc::Receiver<C
     let engine = EngineOptions { n_seq, n_cache: Some(n_pages * PAGE), ..engine() };
     let (sender, receiver) = mpsc::channel();
     let observer = Box::new(move |event| drop(sender.send(event)));
-    let pass = model.forward_pass(&engine).unwrap();
+    let pass = Controls::default().null_pass(&model, &engine);
     let options = SchedulerOptions::default();
     let scheduler = Scheduler::start_observed(pass, Arc::new(model.clone()), options, observer).unwrap();
     (model, scheduler, receiver)

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::support::{TestPass, engine, greedy, read, reference};
+use super::support::null::reference;
+use super::support::{Controls, engine, greedy, read};
 use metal_attention::scheduler::{Client, Event, Events, Request, Scheduler, SchedulerOptions, SubmitError};
 use metal_attention::{EngineOptions, Model};
 
@@ -15,16 +16,14 @@ const A: Client = Client::Key(0);
 const B: Client = Client::Key(1);
 const C: Client = Client::Key(2);
 
-/// A scheduler whose time slice is zero, so that any sequence may be preempted after one step. The third result shares the
-/// gate and the log of the scheduler's forward pass.
-fn start(n_seq: usize, n_pages: usize, options: &SchedulerOptions) -> (Model, Scheduler, TestPass) {
+/// A scheduler whose time slice is zero, so that any sequence may be preempted after one step. The third result controls
+/// the scheduler's forward pass.
+fn start(n_seq: usize, n_pages: usize, options: &SchedulerOptions) -> (Model, Scheduler, Controls) {
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), ..engine() };
-    let controls = TestPass::new(model.forward_pass(&engine).unwrap());
-    let (gate, log) = (controls.gate.clone(), controls.log.clone());
-    let pass = TestPass { gate, log, ..TestPass::new(model.forward_pass(&engine).unwrap()) };
+    let controls = Controls::default();
     let options = SchedulerOptions { time_slice: Duration::ZERO, ..options.clone() };
-    let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
+    let scheduler = Scheduler::start(controls.null_pass(&model, &engine), Arc::new(model.clone()), options).unwrap();
     (model, scheduler, controls)
 }
 
@@ -38,7 +37,7 @@ fn long_request(client: Client, i: usize, n_prompt: usize, n: usize) -> Request 
 const MARK: u32 = 511;
 
 /// The number of steps, counted from step `from`, until `n` tokens `MARK` were evaluated.
-fn steps_until(controls: &TestPass, from: usize, n: usize) -> usize {
+fn steps_until(controls: &Controls, from: usize, n: usize) -> usize {
     let log = controls.log.lock().unwrap();
     let mut seen = 0;
     let enough = |step: &Vec<u32>| {

@@ -1,7 +1,8 @@
 //! The scheduler with models that have recurrent states. A sequence can be cut back only to positions where its state was
 //! saved (a checkpoint).
 
-use super::support::{engine, greedy, read, reference_in, start};
+use super::support::null::{reference_in, start};
+use super::support::{engine, greedy, read};
 use metal_attention::gguf::GgufFile;
 use metal_attention::scheduler::{Client, Request, SchedulerOptions};
 use metal_attention::{EngineOptions, Model, ModelOptions};

@@ -8,7 +8,8 @@ use metal_attention::scheduler::{CacheDisk, Client, Request, Scheduler, Schedule
 use metal_attention::{EngineOptions, GenerateOptions, Generator, Model};
 
 use super::hybrid::{lfm2, token_ids};
-use super::support::{engine, few_windows, greedy, read, reference_in, start, start_with_gate, windowed};
+use super::support::null::{reference_in, start, start_with_gate};
+use super::support::{engine, few_windows, greedy, read, windowed};
 
 const MIB: u64 = 1 << 20;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::support::{
-    TestPass, encode, engine, greedy, read, reference, reference_in, start, start_with_gate, stories, windowed,
+    Controls, encode, engine, greedy, read, reference, reference_in, start, start_with_gate, stories, windowed,
 };
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions};
@@ -90,9 +90,9 @@ proptest! {
         let n_seq = n_parallel + n_idle;
         let n_windows = Some(n_parallel);
         let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), n_windows, n_ubatch: Some(16), ..engine() };
-        let pass = TestPass { max_top_k, ..TestPass::new(model.forward_pass(&engine).unwrap()) };
+        let pass = Controls { max_top_k, ..Default::default() }.pass(&model, &engine);
         let options = SchedulerOptions { n_parallel, n_batch: Some(n_batch), time_slice, ..Default::default() };
-        let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
+        let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
         let mut answers: Vec<std::thread::JoinHandle<_>> = Vec::new();
         let (mut received, mut last) = (None, 0);
         for plan in &plans {

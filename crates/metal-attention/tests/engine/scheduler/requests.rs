@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::support::{TestPass, encode, engine, greedy, read, reference, stories};
+use super::support::{Controls, encode, engine, greedy, read, reference, stories};
 use metal_attention::sampling::{SamplerOptions, SamplingError};
 use metal_attention::scheduler::{
     Client, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError, SubmitError,
@@ -14,14 +14,12 @@ use metal_attention::{BatchToken, Constraint, EngineOptions, ForwardError, Model
 /// The text that the built-in model generates greedily after "Once upon a time".
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
 
-/// A scheduler with a [`TestPass`]. The third result shares its gate and faults.
-fn start_test_pass(n: usize, options: SchedulerOptions) -> (Model, Scheduler, TestPass) {
+/// A scheduler, and the controls of its forward pass.
+fn start_controlled(n: usize, options: SchedulerOptions) -> (Model, Scheduler, Controls) {
     let model = Model::built_in().unwrap();
-    let pass = || model.forward_pass(&EngineOptions { n_seq: n, ..engine() }).unwrap();
-    let controls = TestPass::new(pass());
-    let (gate, fail, panic_in) = (controls.gate.clone(), controls.fail.clone(), controls.panic_in.clone());
-    let test_pass = TestPass { gate, fail, panic_in, ..TestPass::new(pass()) };
-    let scheduler = Scheduler::start(Box::new(test_pass), Arc::new(model.clone()), options).unwrap();
+    let controls = Controls::default();
+    let pass = controls.pass(&model, &EngineOptions { n_seq: n, ..engine() });
+    let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
     (model, scheduler, controls)
 }
 
@@ -159,7 +157,7 @@ fn bad_requests_are_refused() {
 #[test]
 fn the_queue_is_limited_and_a_cancelled_request_leaves_it() {
     let options = SchedulerOptions { n_queue: 2, ..Default::default() };
-    let (model, scheduler, controls) = start_test_pass(1, options);
+    let (model, scheduler, controls) = start_controlled(1, options);
     let prompt = encode(&model, "Once upon a time");
     let long = || Request { max_tokens: None, ignore_eos: true, ..greedy(prompt.clone(), 0) };
     let held = controls.gate.close();
@@ -178,7 +176,7 @@ fn the_queue_is_limited_and_a_cancelled_request_leaves_it() {
 
 #[test]
 fn deadlines_end_running_and_waiting_requests() {
-    let (model, scheduler, controls) = start_test_pass(1, SchedulerOptions::default());
+    let (model, scheduler, controls) = start_controlled(1, SchedulerOptions::default());
     let prompt = encode(&model, "Once upon a time");
     let deadline = Some(Instant::now() + Duration::from_millis(50));
     let request = || Request { max_tokens: None, ignore_eos: true, deadline, ..greedy(prompt.clone(), 0) };
@@ -206,7 +204,7 @@ fn shutting_down_finishes_or_cancels() {
     }
     assert_eq!(scheduler.submit(greedy(prompt.clone(), 1)).err(), Some(SubmitError::ShuttingDown));
 
-    let (_, scheduler, controls) = start_test_pass(1, SchedulerOptions::default());
+    let (_, scheduler, controls) = start_controlled(1, SchedulerOptions::default());
     let held = controls.gate.close();
     let long = || Request { max_tokens: None, ignore_eos: true, ..greedy(prompt.clone(), 0) };
     let events = [scheduler.submit(long()).unwrap(), scheduler.submit(long()).unwrap()];
@@ -227,7 +225,7 @@ fn shutting_down_finishes_or_cancels() {
 
 #[test]
 fn a_failed_step_fails_only_the_requests_of_its_batch() {
-    let (model, scheduler, controls) = start_test_pass(2, SchedulerOptions { n_parallel: 2, ..Default::default() });
+    let (model, scheduler, controls) = start_controlled(2, SchedulerOptions { n_parallel: 2, ..Default::default() });
     let prompt = encode(&model, "Once upon a time");
     controls.fail.store(true, Ordering::Relaxed);
     let answer = read(scheduler.submit(greedy(prompt.clone(), 8)).unwrap());
@@ -241,7 +239,7 @@ fn a_failed_step_fails_only_the_requests_of_its_batch() {
 #[test]
 fn a_panic_of_the_forward_pass_fails_all_requests() {
     let options = SchedulerOptions { n_parallel: 2, time_slice: Duration::ZERO, ..Default::default() };
-    let (model, scheduler, controls) = start_test_pass(3, options);
+    let (model, scheduler, controls) = start_controlled(3, options);
     let prompt = encode(&model, "Once upon a time");
     let request = |key: usize, whole: bool| Request {
         client: Client::Key(key),
@@ -313,10 +311,10 @@ impl Constraint for AllowedSequence {
 fn a_fault_of_a_constraint_fails_its_own_request_only() {
     for max_top_k in [0, 16] {
         let model = Model::built_in().unwrap();
-        let pass = model.forward_pass(&EngineOptions { n_seq: 4, ..engine() }).unwrap();
-        let pass = TestPass { max_top_k, ..TestPass::new(pass) };
+        let controls = Controls { max_top_k, ..Default::default() };
+        let pass = controls.pass(&model, &EngineOptions { n_seq: 4, ..engine() });
         let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
-        let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
+        let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
         let prompt = encode(&model, "Once upon a time");
         let ids = encode(&model, " the cat sat on the mat").split_off(1);
         let request = |fault, sampling: SamplerOptions| {

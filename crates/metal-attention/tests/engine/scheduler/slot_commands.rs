@@ -8,7 +8,8 @@ use metal_attention::scheduler::{Client, Replicas, Request, Scheduler, Scheduler
 use metal_attention::{EngineOptions, Model};
 
 use super::hybrid::{lfm2, token_ids};
-use super::support::{TestPass, engine, few_windows, greedy, read, reference_in, start, stories, windowed};
+use super::support::null::{reference_in, start, start_with_gate, stories};
+use super::support::{Controls, engine, few_windows, greedy, read, windowed};
 
 /// The result of a future. Polls it without sleeping.
 fn wait<T>(future: impl Future<Output = T>) -> T {
@@ -100,10 +101,9 @@ fn a_running_sequence_is_saved_up_to_its_position_and_not_erased() {
     let (model, other) = stories(1);
     generate(&other, &token_ids(2, 20));
     let saved = wait(other.save_slot(0)).unwrap();
-    let pass = TestPass::new(model.forward_pass(&EngineOptions { n_seq: 2, ..engine() }).unwrap());
-    let gate = pass.gate.clone();
+    let engine = EngineOptions { n_seq: 2, ..engine() };
+    let (scheduler, gate) = start_with_gate(&model, &engine, SchedulerOptions::default());
     let held = gate.close();
-    let scheduler = Scheduler::start(Box::new(pass), Arc::new(model), SchedulerOptions::default()).unwrap();
     let prompt = token_ids(1, 10);
     let events = scheduler.submit(Request { ignore_eos: true, ..greedy(prompt.clone(), 100) }).unwrap();
     while scheduler.metrics().waiting > 0 {
@@ -130,7 +130,7 @@ fn empty_and_missing_slots_are_refused() {
     let (model, scheduler) = stories(2);
     assert!(matches!(wait(scheduler.save_slot(0)), Err(SlotError::Empty { slot: 0 })));
     assert!(matches!(wait(scheduler.erase_slot(usize::MAX)), Err(SlotError::Empty { .. })));
-    let pass = || model.forward_pass(&EngineOptions { n_seq: 3, ..engine() }).unwrap();
+    let pass = || Controls::default().null_pass(&model, &EngineOptions { n_seq: 3, ..engine() });
     let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
     let replicas = Replicas::start(vec![pass(), pass()], &Arc::new(model.clone()), &options).unwrap();
     assert_eq!(replicas.slots(), [None; 4]);

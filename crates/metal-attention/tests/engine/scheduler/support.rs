@@ -13,8 +13,9 @@ use metal_attention::scheduler::{
 };
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{
-    BUILT_IN_MODEL, BatchToken, Device, DeviceInfo, EngineOptions, ForwardError, ForwardPass, GenerateOptions,
-    Generator, LayerTrace, Logits, Model, ModelOptions, ModelSpec, PageUse, SequenceCache,
+    BUILT_IN_MODEL, BatchToken, CpuExecutor, CpuOptions, DEFAULT_UBATCH, Device, EngineOptions, ForwardError,
+    ForwardPass, GenerateOptions, Generator, HookedExecutor, Hooks, Model, ModelOptions, NullExecutor, Session,
+    SessionOptions, Step, StepLimits, Watch,
 };
 
 /// Options of a CPU engine. The context is small enough for an unoptimised build; with one thread a sequence's results do
@@ -35,9 +36,9 @@ pub fn start(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -
 
 /// [`start`], with the gate of the scheduler's forward pass. While it is closed, requests arrive and no step ends.
 pub fn start_with_gate(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -> (Scheduler, Arc<Gate>) {
-    let pass = TestPass::new(model.forward_pass(engine).unwrap());
-    let gate = pass.gate.clone();
-    (Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap(), gate)
+    let controls = Controls::default();
+    let pass = controls.pass(model, engine);
+    (Scheduler::start(pass, Arc::new(model.clone()), options).unwrap(), controls.gate)
 }
 
 /// A scheduler for the built-in model with `n` slots.
@@ -144,7 +145,12 @@ pub fn reference(model: &Model, request: &Request) -> (Vec<u32>, String) {
 
 /// [`reference`] with an engine of these options.
 pub fn reference_in(model: &Model, engine: &EngineOptions, request: &Request) -> (Vec<u32>, String) {
-    let mut generator = Generator::new(model, engine, request.sampling.clone()).unwrap();
+    reference_of(model, model.forward_pass(engine).unwrap(), request)
+}
+
+/// [`reference`] with this forward pass.
+fn reference_of(model: &Model, pass: Box<dyn ForwardPass>, request: &Request) -> (Vec<u32>, String) {
+    let mut generator = Generator::with_pass(model, pass, request.sampling.clone()).unwrap();
     generator.prompt(&request.prompt, |_, _| ControlFlow::Continue(())).unwrap();
     let options = GenerateOptions {
         n_predict: request.max_tokens,
@@ -164,18 +170,16 @@ pub fn reference_in(model: &Model, engine: &EngineOptions, request: &Request) ->
     (ids, text)
 }
 
-/// A forward pass for tests, which can be stopped, can fail or panic, and has a limit of its own for top-k lists.
-/// `forward_traced` and `forward_hidden` are the steps.
-pub struct TestPass {
-    /// The forward pass that evaluates the batches.
-    pub pass: Box<dyn ForwardPass>,
+/// What a test controls of a forward pass. Clones control the same one.
+#[derive(Clone, Default)]
+pub struct Controls {
     /// The gate at which each step waits while a test keeps it closed.
     pub gate: Arc<Gate>,
     /// Whether the next step fails. The step resets it.
     pub fail: Arc<AtomicBool>,
     /// The number of the coming step that panics, from 1 on; 0: none does.
     pub panic_in: Arc<AtomicUsize>,
-    /// The token ids of each step's batch so far.
+    /// The token ids of each step so far.
     pub log: Arc<Mutex<Vec<Vec<u32>>>>,
     /// The result of [`ForwardPass::max_top_k`].
     pub max_top_k: usize,
@@ -183,7 +187,7 @@ pub struct TestPass {
     pub woken: Arc<AtomicUsize>,
 }
 
-/// A gate that stops the steps of a [`TestPass`] while a test keeps it closed. A new gate is open.
+/// A gate that stops the steps of [`Controls`] while a test keeps it closed. A new gate is open.
 #[derive(Default)]
 pub struct Gate {
     /// The number of steps that may still pass; `None` while the gate is open.
@@ -234,26 +238,36 @@ impl Drop for ClosedGate<'_> {
     }
 }
 
-impl TestPass {
-    /// A forward pass without faults. The gate is open.
-    pub fn new(pass: Box<dyn ForwardPass>) -> Self {
-        Self {
-            pass,
-            gate: Arc::default(),
-            fail: Arc::default(),
-            panic_in: Arc::default(),
-            log: Arc::default(),
-            max_top_k: 0,
-            woken: Arc::default(),
-        }
+impl Controls {
+    /// A controlled forward pass on the CPU.
+    pub fn pass(&self, model: &Model, engine: &EngineOptions) -> Box<dyn ForwardPass> {
+        let cpu = CpuOptions { n_threads: engine.n_threads.unwrap_or(1), ..Default::default() };
+        let inner = CpuExecutor::new(&cpu, model.spec().clone(), model.weights(), &session_options(model, engine));
+        Box::new(Session::new(HookedExecutor::new(inner.unwrap(), self.clone())))
+    }
+
+    /// A controlled forward pass of a [`NullExecutor`].
+    pub fn null_pass(&self, model: &Model, engine: &EngineOptions) -> Box<dyn ForwardPass> {
+        let inner = NullExecutor::new(model.spec().clone(), &session_options(model, engine), Watch::default());
+        Box::new(Session::new(HookedExecutor::new(inner, self.clone())))
     }
 }
 
-impl TestPass {
-    /// Waits at the gate, records the batch, then panics or fails as the fields require.
-    fn enter(&self, batch: &[BatchToken]) -> Result<(), ForwardError> {
+/// The session of `model` with `engine`.
+fn session_options(model: &Model, engine: &EngineOptions) -> SessionOptions {
+    engine.session_options(engine.n_ctx_of(model), engine.n_ubatch.unwrap_or(DEFAULT_UBATCH))
+}
+
+impl Hooks for Controls {
+    /// No step is submitted ahead, so that each one waits at the gate.
+    fn limits(&self, limits: StepLimits) -> StepLimits {
+        StepLimits { n_ahead: 0, max_top_k: self.max_top_k, ..limits }
+    }
+
+    /// Waits at the gate, records the step, then panics or fails as the fields require.
+    fn before_step(&mut self, step: &Step) -> Result<(), ForwardError> {
         self.gate.pass();
-        self.log.lock().unwrap().push(batch.iter().map(|token| token.id).collect());
+        self.log.lock().unwrap().push(step.tokens.iter().map(|token| token.id).collect());
         let counted = |n: usize| n.checked_sub(1);
         let left = self.panic_in.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted);
         assert!(left != Ok(1), "a defect in the forward pass");
@@ -262,66 +276,45 @@ impl TestPass {
         }
         Ok(())
     }
-}
 
-impl ForwardPass for TestPass {
-    fn spec(&self) -> &ModelSpec {
-        self.pass.spec()
-    }
-    fn device(&self) -> DeviceInfo {
-        self.pass.device()
-    }
-    fn n_ctx(&self) -> usize {
-        self.pass.n_ctx()
-    }
-    fn n_seq(&self) -> usize {
-        self.pass.n_seq()
-    }
-    fn n_ubatch(&self) -> usize {
-        self.pass.n_ubatch()
-    }
-    fn n_past(&self, seq: usize) -> usize {
-        self.pass.n_past(seq)
-    }
-    fn rewind(&mut self, seq: usize, n: usize) -> usize {
-        self.pass.rewind(seq, n)
-    }
-    fn reachable(&self, seq: usize, n: usize) -> usize {
-        self.pass.reachable(seq, n)
-    }
-    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
-        self.pass.share_prefix(from, to, n)
-    }
-    fn cache_pages(&self) -> PageUse {
-        self.pass.cache_pages()
-    }
-    fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.pass.pages_held(sequences)
-    }
-    fn kv_cache_bytes(&self) -> usize {
-        self.pass.kv_cache_bytes()
-    }
-    fn cache(&mut self) -> &mut dyn SequenceCache {
-        self.pass.cache()
-    }
-    fn forward_traced(
-        &mut self,
-        batch: &[BatchToken],
-        trace: Option<LayerTrace<'_>>,
-    ) -> Result<Logits<'_>, ForwardError> {
-        self.enter(batch)?;
-        self.pass.forward_traced(batch, trace)
-    }
-    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        self.enter(batch)?;
-        self.pass.forward_hidden(batch)
-    }
-    fn max_top_k(&self) -> usize {
-        self.max_top_k
-    }
-    fn wake(&mut self) -> bool {
+    fn wake(&mut self) -> Option<bool> {
         self.woken.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(5));
-        true
+        Some(true)
+    }
+}
+
+/// The helpers for tests that need no real numbers: a model's logits are hashes of the tokens of its sequence.
+pub mod null {
+    use super::*;
+
+    /// [`super::start`].
+    pub fn start(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -> Scheduler {
+        start_with_gate(model, engine, options).0
+    }
+
+    /// [`super::start_with_gate`].
+    pub fn start_with_gate(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -> (Scheduler, Arc<Gate>) {
+        let controls = Controls::default();
+        let pass = controls.null_pass(model, engine);
+        (Scheduler::start(pass, Arc::new(model.clone()), options).unwrap(), controls.gate)
+    }
+
+    /// [`super::stories`].
+    pub fn stories(n: usize) -> (Model, Scheduler) {
+        let model = Model::built_in().unwrap();
+        let options = SchedulerOptions { n_parallel: n, ..Default::default() };
+        let scheduler = start(&model, &EngineOptions { n_seq: n, ..engine() }, options);
+        (model, scheduler)
+    }
+
+    /// [`super::reference`].
+    pub fn reference(model: &Model, request: &Request) -> (Vec<u32>, String) {
+        reference_in(model, &engine(), request)
+    }
+
+    /// [`super::reference_in`].
+    pub fn reference_in(model: &Model, engine: &EngineOptions, request: &Request) -> (Vec<u32>, String) {
+        reference_of(model, Controls::default().null_pass(model, engine), request)
     }
 }

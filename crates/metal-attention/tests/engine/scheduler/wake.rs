@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::support::{TestPass, encode, engine, greedy, read};
+use super::support::{Controls, encode, engine, greedy, read};
 use metal_attention::scheduler::{FinishReason, Scheduler, SchedulerOptions};
 use metal_attention::{ASLEEP_AFTER, EngineOptions, Model};
 
 #[test]
 fn an_announcement_wakes_a_device_that_was_idle_once() {
     let model = Model::built_in().unwrap();
-    let pass = TestPass::new(model.forward_pass(&EngineOptions { n_seq: 2, ..engine() }).unwrap());
-    let woken = Arc::clone(&pass.woken);
+    let controls = Controls::default();
+    let pass = controls.null_pass(&model, &EngineOptions { n_seq: 2, ..engine() });
+    let woken = controls.woken;
     let count = || woken.load(Ordering::Relaxed);
-    let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), SchedulerOptions::default()).unwrap();
+    let scheduler = Scheduler::start(pass, Arc::new(model.clone()), SchedulerOptions::default()).unwrap();
     let prompt = || greedy(encode(&model, "Once upon a time"), 4);
     assert_eq!(read(scheduler.submit(prompt()).unwrap()).reason, Some(FinishReason::Length));
     // The device was busy a moment ago.
@@ -45,9 +46,10 @@ fn an_announcement_wakes_a_device_that_was_idle_once() {
 #[test]
 fn a_request_ends_waking() {
     let model = Model::built_in().unwrap();
-    let pass = TestPass::new(model.forward_pass(&EngineOptions { n_seq: 2, ..engine() }).unwrap());
-    let woken = Arc::clone(&pass.woken);
-    let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), SchedulerOptions::default()).unwrap();
+    let controls = Controls::default();
+    let pass = controls.null_pass(&model, &EngineOptions { n_seq: 2, ..engine() });
+    let woken = controls.woken;
+    let scheduler = Scheduler::start(pass, Arc::new(model.clone()), SchedulerOptions::default()).unwrap();
     std::thread::sleep(ASLEEP_AFTER + Duration::from_millis(100));
     scheduler.announce();
     let answer = scheduler.submit(greedy(encode(&model, "Once upon a time"), 4)).unwrap();
