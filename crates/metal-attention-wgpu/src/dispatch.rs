@@ -112,7 +112,7 @@ pub enum AccessRange {
     ExpertTiles(ExpertTiles, u64),
     /// The tokens of a batch, as [`batch_words`](crate::batch_words) writes them.
     Batch,
-    /// Runs and segments, as [`segment_words`](crate::kernels::segment_words) writes them; at most one run for each
+    /// Runs and segments, as `kernels::segment_words` writes them; at most one run for each
     /// token.
     Segments,
 }

@@ -11,7 +11,11 @@ mod dispatch;
 mod emit;
 mod error;
 mod executor;
+#[cfg(feature = "internal-kernels")]
 pub mod kernels;
+#[cfg(not(feature = "internal-kernels"))]
+#[expect(dead_code, unused_imports, reason = "scalar twins and single kernels are for the tests of this crate")]
+mod kernels;
 mod kv_cache;
 mod lookahead;
 mod matrix;

@@ -209,7 +209,7 @@ pub struct AttentionBuffers<'a> {
     pub values: &'a dyn Bind,
     /// F32 `[n_tokens, n_head, head_dim]`: the result.
     pub attention_out: &'a wgpu::Buffer,
-    /// Partial results of split-KV attention, [`partial_bytes`](super::partial_bytes) long.
+    /// Partial results of split-KV attention, [`partial_len`](super::partial_len) elements for each token.
     pub partial: &'a wgpu::Buffer,
     /// The batch; a [`BatchBuffer`](crate::BatchBuffer), with page tables, for kernels that access the KV cache.
     pub batch: &'a wgpu::Buffer,

@@ -149,7 +149,7 @@ pub struct GeneralAttentionBuffers<'a> {
     pub sinks_and_slopes: Option<&'a wgpu::Buffer>,
     /// F32 `[n_tokens, n_head, value_dim]`: the result.
     pub attention_out: &'a wgpu::Buffer,
-    /// Partial results of splits, [`GeneralAttention::partial_bytes`] long.
+    /// Partial results of splits, [`GeneralAttention::partial_len`] elements for each token.
     pub partial: &'a wgpu::Buffer,
     /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,

@@ -7,7 +7,7 @@ use metal_attention_model::CacheType::{self, F16, F32};
 use metal_attention_model::RopeLayout::{Halves, Interleaved};
 use metal_attention_model::{BatchToken, Rope};
 use metal_attention_wgpu::kernels::{
-    AttentionBuffers, AttentionShape, AttentionTwin, decode_attention, decode_attention_merge, n_splits, partial_bytes,
+    AttentionBuffers, AttentionShape, AttentionTwin, decode_attention, decode_attention_merge, n_splits, partial_len,
     prefill_attention, prefill_attention_cooperative, rope_append, rope_table,
 };
 use metal_attention_wgpu::{BatchDims, WgpuDevice, wgpu};
@@ -116,7 +116,7 @@ impl<'a> Pair<'a> {
         let (gpu, shape) = (self.gpu, &self.shape);
         let n = tokens.len();
         let attention_out = poisoned(gpu, n * shape.att_len());
-        let partial = poisoned(gpu, partial_bytes(shape, n) as usize / 4);
+        let partial = poisoned(gpu, n * partial_len(shape));
         let qkv = gpu.upload("qkv", qkv).unwrap();
         let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &self.pages);
         let buffers = AttentionBuffers {

@@ -95,7 +95,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
     let sinks_and_slopes: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
     let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &sinks_and_slopes).unwrap());
     let attention_out = poisoned(gpu, n * shape.n_head * shape.value_dim);
-    let partial = gpu.buffer("partial", shape.partial_bytes(n)).unwrap();
+    let partial = gpu.buffer("partial", 4 * (n * shape.partial_len()) as u64).unwrap();
     let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &pages);
     let buffers = GeneralAttentionBuffers {
         queries: &gq,
