@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use metal_attention::kernels::{ShaderFeatures, ShaderLanguage, catalogue, emit};
+use metal_attention::wgpu::{ShaderFeatures, ShaderLanguage, catalogue, emit};
 
 use crate::cli_error::CliError;
 use crate::output_file::OutputFile;

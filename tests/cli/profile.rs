@@ -143,7 +143,7 @@ fn the_file_is_optional_and_cannot_be_stdin() {
 fn the_profile_of_a_gpu_has_every_dispatch() {
     use std::sync::Arc;
 
-    use metal_attention::kernels::{WgpuDevice, WgpuOptions};
+    use metal_attention::wgpu::{WgpuDevice, WgpuOptions};
     use metal_attention::{Model, SessionOptions, WgpuExecutor};
 
     if !has_gpu() {

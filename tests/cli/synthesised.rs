@@ -117,7 +117,7 @@ fn small_models_give_llama_cpps_logits() {
 fn and_so_they_do_on_a_gpu() {
     use std::sync::Arc;
 
-    use metal_attention::kernels::{WgpuDevice, WgpuOptions};
+    use metal_attention::wgpu::{WgpuDevice, WgpuOptions};
     use metal_attention::{SessionOptions, WgpuExecutor};
 
     if !crate::common::has_gpu() {

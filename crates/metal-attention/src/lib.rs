@@ -53,7 +53,9 @@ pub use metal_attention_model::{
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "wgpu")]
-pub use metal_attention_wgpu::{self as kernels, WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
+pub use metal_attention_wgpu as wgpu;
+#[cfg(feature = "wgpu")]
+pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedSequence, SessionError, SessionFile};

@@ -70,7 +70,7 @@ fn damaged_quantised_model() {
 #[cfg(feature = "wgpu")]
 #[test]
 fn damaged_models_on_the_gpu() {
-    let adapters = metal_attention::kernels::adapter_summaries();
+    let adapters = metal_attention::wgpu::adapter_summaries();
     if adapters.is_empty() {
         assert!(std::env::var_os("CI").is_none(), "this machine has no GPU");
         metal_attention_testing::skip("this machine has no GPU");

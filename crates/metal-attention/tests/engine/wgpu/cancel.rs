@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::wgpu::device::{gpu, gpu_with, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::WgpuError;
+use metal_attention::wgpu::WgpuError;
 use metal_attention::{
     BatchToken, CacheType, ForwardError, ForwardPass, LoadedModel, SessionOptions, Watch, WgpuExecutor,
 };

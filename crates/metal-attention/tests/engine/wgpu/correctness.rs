@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::wgpu::device::{gpu, gpu_of_any_subgroups, start, takes_fewer_cases};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::{WgpuDevice, WgpuError};
+use metal_attention::wgpu::{WgpuDevice, WgpuError};
 use metal_attention::{
     BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, LoadedModel, Model, SessionOptions, WgpuExecutor,
 };

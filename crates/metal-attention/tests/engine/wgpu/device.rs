@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::{WgpuDevice, WgpuError, WgpuOptions};
+use metal_attention::wgpu::{WgpuDevice, WgpuError, WgpuOptions};
 use metal_attention::{LoadedModel, SessionOptions, Watch, WgpuExecutor, WgpuForwardPass};
 
 /// The GPU, a device for each test, as a software GPU runs what comes to one device in turn. `None`, with a message, on a

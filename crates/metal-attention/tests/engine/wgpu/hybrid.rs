@@ -8,7 +8,7 @@ use crate::toys::{
     Toy, batch, close, greedy, kimi_linear, logits, metadata, read, some_ids, token, toy, toy_with_bf16,
 };
 use crate::wgpu::device::{gpu, gpu_with, takes_fewer_cases};
-use metal_attention::kernels::WgpuDevice;
+use metal_attention::wgpu::WgpuDevice;
 use metal_attention::{
     BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, SessionOptions, WgpuExecutor,
     WgpuForwardPass,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::toys::{GATED_ATTENTION, Toy, batch, metadata, nmse, some_ids, toy};
 use crate::wgpu::device::gpu;
-use metal_attention::kernels::WgpuDevice;
+use metal_attention::wgpu::WgpuDevice;
 use metal_attention::{
     BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, SessionOptions, WgpuExecutor,
     WgpuForwardPass,

@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::wgpu::device::{gpu, takes_fewer_cases};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
-use metal_attention::kernels::WgpuDevice;
+use metal_attention::wgpu::WgpuDevice;
 use metal_attention::{
     BatchToken, CacheType, ForwardPass, LoadedModel, SessionOptions, WgpuExecutor, WgpuForwardPass, WgpuTuning,
 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::wgpu::device::{gpu, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::WgpuDevice;
+use metal_attention::wgpu::WgpuDevice;
 use metal_attention::{
     BatchToken, CacheType, ForwardError, ForwardPass, LoadedModel, PageUse, SessionOptions, WgpuExecutor,
     WgpuForwardPass, WgpuTuning,

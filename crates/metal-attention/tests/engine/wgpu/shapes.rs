@@ -1,7 +1,7 @@
 //! Models of unusual shapes on the GPU: each gives the logits of the CPU, or an error that says why it cannot run. Without a
 //! GPU the tests are skipped; in CI that is a failure.
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
-use metal_attention::kernels::{WgpuError, adapter_summaries};
+use metal_attention::wgpu::{WgpuError, adapter_summaries};
 use metal_attention::{
     BatchToken, CacheType, Device, EngineOptions, Error, ForwardPass, Model, ModelOptions, ModelSpec,
 };
