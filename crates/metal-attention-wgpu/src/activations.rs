@@ -1,5 +1,34 @@
 //! Scratch buffers of the forward pass: the values that kernels pass to each other. They are made once, for the largest
 //! micro-batch and the widest layer, and reused by every layer and batch. All are F32 with a row for each token.
+//!
+//! Those that attention passes values through, row-major (other mixers use some of them, too, see [`Activations`]):
+//!
+//! ```text
+//! buffer              shape                             contents: written by -> read by
+//! x                   [n_tokens, n_embd]                residual stream: residual joins -> input products (a pending norm,
+//!                                                       or no norm)
+//! normed              [n_tokens, n_embd]                normed input: rows_of -> input products, RWKV's token shifts,
+//!                                                       LAuReL; or, before a product whose kernel has no prologue: a
+//!                                                       norm dispatch -> this product
+//! projected           [n_tokens, row]                   input products (latent: q_b) -> kernels of the mixer;
+//!                                                       rope_append changes the queries in place
+//! queries             [n_tokens, n_head, key_dim]       queries after norm and RoPE, general kernels only:
+//!                                                       attention_inputs -> general_attention
+//!                                                       latent: head_products, latent_inputs -> general_attention
+//! q_compressed        [n_tokens, q_rank]                latent: q_a, then its norm in place -> q_b
+//! kv_compressed       [n_tokens, kv_rank + shared_dim]  latent: compressed row, then the shared key, neither normed nor
+//!                                                       rotated yet: kv_a -> latent_inputs
+//! mixer_out           [n_tokens, n_head, value_dim]     result of attention, times the gates -> output projection
+//!                     [n_tokens, width]                 result of a recurrent mixer -> output projection
+//!                     [n_tokens, n_head, kv_rank]       latent: general_attention -> head_products of v_b
+//! head_outputs        [n_tokens, n_head, value_dim]     latent: head_products of v_b -> output projection
+//! mamba.parallel_out  [n_tokens, Mamba-2's width]       Mamba-2 in parallel with attention -> its output projection
+//! partial             [n_splits, n_tokens, n_head,      split-KV, of each split: weighted sum of the values, highest
+//!                       value_dim + 2]                  score, sum of the weights: decode attention -> its merge
+//!                                                       (latent: kv_rank + 2)
+//! ```
+//!
+//! An *input product* is one that multiplies the input of a mixer.
 
 mod mamba;
 mod rwkv;

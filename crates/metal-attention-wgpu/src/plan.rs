@@ -264,24 +264,21 @@ impl<'a> PlanBuilder<'a> {
         StateRange { n_slots: self.states.n_slots(), stride: self.spec.layers[i].state_elements(), at }
     }
 
-    /// The input of a mixer or feed-forward whose input norm is `norm`: norm of `x`, without one `x` itself. Where
-    /// `materialise` is set, or no product can compute the norm in its prologue, appends a dispatch that writes the norm
-    /// to `normed`.
+    /// The input of a mixer or feed-forward whose input norm is `norm`: norm of `x`, without one `x` itself. Where no
+    /// product can compute the norm in its prologue, appends a dispatch that writes it to `normed`. A part whose input
+    /// has several readers, or readers other than products, writes it itself ([`rows_of`](Self::rows_of)).
     fn branch_input(
         &self,
         dispatches: &mut Vec<Dispatch>,
         norm: Option<&'a WgpuNorm>,
-        materialise: bool,
     ) -> Result<BranchInput<'a>, WgpuError> {
         let Some(norm) = norm else { return Ok(BranchInput::Rows(&self.scratch.x)) };
         let input = BranchInput::PendingNorm(norm);
-        if materialise || !norm.fits_prologue() {
-            return Ok(BranchInput::Rows(self.rows_of(dispatches, input)?));
-        }
-        Ok(input)
+        if norm.fits_prologue() { Ok(input) } else { Ok(BranchInput::Rows(self.rows_of(dispatches, input)?)) }
     }
 
-    /// The rows of an input, for readers other than products. Appends a dispatch that writes a pending norm to `normed`.
+    /// The rows of an input, for several readers, or for others than products. Appends a dispatch that writes a pending norm
+    /// to `normed`.
     pub(crate) fn rows_of(
         &self,
         dispatches: &mut Vec<Dispatch>,

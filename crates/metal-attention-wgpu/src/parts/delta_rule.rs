@@ -1,7 +1,7 @@
 //! The gated delta rule (Qwen 3.5, Qwen3-Next, Kimi Linear): a short convolution of queries, keys and values, a
 //! recurrence whose state is a matrix for each head, and a gated norm of the results.
 
-use metal_attention_model::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing, NormKind};
+use metal_attention_model::{BatchKind, DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing, NormKind};
 use wgpu::Buffer;
 
 use super::rwkv::widen_for_low_rank;
@@ -144,12 +144,6 @@ impl WgpuDeltaRule {
             out: concat(gpu, "the delta rule's output matrix", &[&w.out], uploads)?,
         })
     }
-
-    /// Whether several products read the input: the gates have one of their own, in addition to that of queries, keys
-    /// and values.
-    pub(crate) fn has_several_input_products(&self) -> bool {
-        self.gates.is_some() || self.low_rank.is_some()
-    }
 }
 
 impl<'a> PlanBuilder<'a> {
@@ -163,6 +157,14 @@ impl<'a> PlanBuilder<'a> {
         input: BranchInput<'a>,
     ) -> Result<LastProduct<'a>, WgpuError> {
         let scratch = self.scratch;
+        // Several products read the input where the gates have one of their own. With one token, computing the norm in
+        // each prologue is cheaper than a norm dispatch.
+        let several = w.gates.is_some() || w.low_rank.is_some();
+        let input = if several && self.kind != BatchKind::One {
+            BranchInput::Rows(self.rows_of(dispatches, input)?)
+        } else {
+            input
+        };
         self.multiply_branch_input(dispatches, input, &w.inputs, MatvecOutput::Store, &scratch.projected)?;
         if let Some(gates) = &w.gates {
             self.multiply_branch_input(dispatches, input, gates, MatvecOutput::Store, &scratch.kv_compressed)?;

@@ -1,7 +1,7 @@
 //! A mixture of experts: router, chosen experts, and the shared expert that all tokens pass through. The choice stays
 //! on the GPU.
 
-use metal_attention_model::{Activation, Experts, ExpertsWeights, NormWeights, Router, SharedExpert};
+use metal_attention_model::{Activation, BatchKind, Experts, ExpertsWeights, NormWeights, Router, SharedExpert};
 use wgpu::Buffer;
 
 use super::WgpuDense;
@@ -121,16 +121,11 @@ impl WgpuExperts {
             expert_norms,
         })
     }
-
-    /// Whether there is an expert that all tokens pass through.
-    pub(crate) fn has_shared_expert(&self) -> bool {
-        self.shared.is_some()
-    }
 }
 
 impl<'a> PlanBuilder<'a> {
     /// Appends a mixture of experts: the weighted sum of each token's experts and the shared expert. `may_add`: whether
-    /// the result may be added to `x` before later products read the input; without norms of its own it then is. Writes
+    /// the result may be added to `x`; without norms of its own it then is. Writes
     /// `scores` (of the router), the expert scratch buffers, `experts_sum` unless it adds to `x`, and, for norms of their
     /// own and for the shared expert, `result`.
     pub(crate) fn experts(
@@ -147,6 +142,13 @@ impl<'a> PlanBuilder<'a> {
             (&scratch.x, BranchOutput::Added)
         } else {
             (&scratch.experts_sum, BranchOutput::Sum(&scratch.experts_sum))
+        };
+        // Several products read the input. The kernels of one token compute its norm in their prologue, unless there is a
+        // shared expert: it runs after the others, which may have been added to `x` by then.
+        let input = if self.kind != BatchKind::One || w.shared.is_some() {
+            BranchInput::Rows(self.rows_of(dispatches, input)?)
+        } else {
+            input
         };
         let mut routed = input;
         if let Some(norm) = &w.router_norm {

@@ -166,6 +166,8 @@ impl<'a> PlanBuilder<'a> {
     ) -> Result<LastProduct<'a>, WgpuError> {
         let (gpu, scratch, (keys, values)) = (self.gpu, self.scratch, self.cache.read_by_layer(i));
         let WgpuLatentAttention { spec, inputs, attention, q_a, q_b, kv_a, kv_a_norm, k_b, v_b, out } = w;
+        // Two products read the input.
+        let input = BranchInput::Rows(self.rows_of(dispatches, input)?);
         match q_a {
             Some((q_a, norm)) => {
                 self.multiply_branch_input(dispatches, input, q_a, MatvecOutput::Store, &scratch.q_compressed)?;

@@ -288,9 +288,9 @@ impl<'a> PlanBuilder<'a> {
         Ok([self.attend(dispatches, i, attention)?, mamba2])
     }
 
-    /// Appends Mamba-2 of layer `i` after its input projection. Reads `inputs`, the part of the rows of `projected` that holds `[z, x, B, C, dt]`;
-    /// writes its result to `out` (`mamba.y` before a norm). Decode steps run one kernel where it fits the GPU; other
-    /// batches a convolution to `mamba.conv` and a scan.
+    /// Appends Mamba-2 of layer `i` after its input projection. Reads `inputs`, the part of the rows of `projected` that
+    /// holds `[z, x, B, C, dt]`; writes its result to `out` (`mamba.y` before a norm). Decode steps run one kernel where it
+    /// fits the GPU; other batches a convolution to `mamba.conv` and a scan.
     fn mamba2_recurrence(
         &self,
         dispatches: &mut Vec<Dispatch>,

@@ -234,6 +234,7 @@ impl<'a> PlanBuilder<'a> {
         input: BranchInput<'a>,
     ) -> Result<LastProduct<'a>, WgpuError> {
         let (scratch, r, spec) = (self.scratch, &self.scratch.rwkv, &w.spec);
+        let input = self.rows_of(dispatches, input)?;
         let shift = TokenShiftOptions { n_out: spec.n_mix(), at: spec.width * spec.head_dim, advance: true };
         self.shift(dispatches, i, input, &shift, &w.lerps, None)?;
         // The first layer's values stay in their own buffer for all later layers.
@@ -299,6 +300,7 @@ impl<'a> PlanBuilder<'a> {
         input: BranchInput<'a>,
     ) -> Result<LastProduct<'a>, WgpuError> {
         let (scratch, r, spec) = (self.scratch, &self.scratch.rwkv, &w.spec);
+        let input = self.rows_of(dispatches, input)?;
         let at = spec.width * spec.head_dim;
         // The factors of the second token shift depend on the token: they come from the first one, which must therefore
         // not replace the last token's row in the state yet.
@@ -373,6 +375,7 @@ impl<'a> PlanBuilder<'a> {
         may_add: bool,
     ) -> Result<BranchOutput<'a>, WgpuError> {
         let (scratch, r, spec) = (self.scratch, &self.scratch.rwkv, &w.spec);
+        let input = self.rows_of(dispatches, input)?;
         let at = self.spec.layers[i].mixer.state_elements();
         self.shift(
             dispatches,
@@ -399,18 +402,17 @@ impl<'a> PlanBuilder<'a> {
         Ok(output)
     }
 
-    /// Appends a token shift of layer `i`'s `input` to `mixed`: `mu` are the factors of all tokens, `mu_of_tokens` what
-    /// each token adds to them.
+    /// Appends a token shift of layer `i`, which mixes the rows of `x` with those of the previous tokens, to `mixed`. `mu`:
+    /// the factors of all tokens; `mu_of_tokens`: what each token adds to them.
     fn shift(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: BranchInput<'a>,
+        x: &Buffer,
         options: &TokenShiftOptions,
         mu: &Buffer,
         mu_of_tokens: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
-        let x = self.rows_of(dispatches, input)?;
         let channels = self.spec.n_embd;
         let shape = TokenShiftShape {
             channels,

@@ -1,7 +1,7 @@
 //! One layer: [`LayerPlan`] has the operations of [`LayerOps`], which prescribes their order. Each appends the dispatches
 //! of a part, of a norm or of a residual join. The residual stream is `scratch.x`.
 
-use metal_attention_model::{BatchKind, FeedForward, Layer, LayerOps, Mixer};
+use metal_attention_model::{FeedForward, Layer, LayerOps, Mixer};
 use wgpu::Buffer;
 
 use super::{BranchInput, LinearProduct, PlanBuilder};
@@ -78,8 +78,12 @@ impl<'a> LayerOps<'a, WgpuParts> for LayerPlan<'_, 'a> {
     }
 
     fn mixer_input(&mut self, layer: &'a Layer<WgpuParts>, shared: bool) -> Result<BranchInput<'a>, WgpuError> {
-        let materialise = shared || self.mixer_materialises_norm(layer);
-        self.plan.branch_input(&mut self.dispatches, layer.mixer_norm.as_ref(), materialise)
+        let input = self.plan.branch_input(&mut self.dispatches, layer.mixer_norm.as_ref())?;
+        // LAuReL, the low-rank branch of models with several residual streams, reads the mixer's input, too.
+        if shared || layer.streams.is_some() {
+            return Ok(BranchInput::Rows(self.plan.rows_of(&mut self.dispatches, input)?));
+        }
+        Ok(input)
     }
 
     fn laurel(&mut self, layer: &'a Layer<WgpuParts>, input: BranchInput<'a>) -> Result<(), WgpuError> {
@@ -112,8 +116,7 @@ impl<'a> LayerOps<'a, WgpuParts> for LayerPlan<'_, 'a> {
     }
 
     fn feed_forward_input(&mut self, layer: &'a Layer<WgpuParts>) -> Result<BranchInput<'a>, WgpuError> {
-        let materialise = self.feed_forward_materialises_norm(layer);
-        self.plan.branch_input(&mut self.dispatches, layer.feed_forward_norm.as_ref(), materialise)
+        self.plan.branch_input(&mut self.dispatches, layer.feed_forward_norm.as_ref())
     }
 
     fn feed_forward(
@@ -155,42 +158,6 @@ impl<'a> LayerOps<'a, WgpuParts> for LayerPlan<'_, 'a> {
             self.dispatches.push(kernels::scale(plan.gpu, shape, &plan.scratch.x)?);
         }
         Ok(())
-    }
-}
-
-impl LayerPlan<'_, '_> {
-    /// Whether the input norm of the layer's mixer is written to `normed` once, for all readers ([`BranchInput::Rows`]).
-    /// Otherwise every product of the input computes the norm for itself ([`BranchInput::PendingNorm`]): in its prologue,
-    /// or, if its kernel has none, by a norm dispatch before it.
-    fn mixer_materialises_norm(&self, layer: &Layer<WgpuParts>) -> bool {
-        // A model with several residual streams also has LAuReL, a low-rank branch in parallel with the mixer. It reads
-        // the same input.
-        if layer.streams.is_some() {
-            return true;
-        }
-        match &layer.mixer {
-            // At most one product reads the input.
-            Mixer::Attention(_)
-            | Mixer::ShortConv(_)
-            | Mixer::Mamba(_)
-            | Mixer::Mamba2(_)
-            | Mixer::AttentionAndMamba2(_)
-            | Mixer::None => false,
-            // Several products read the input, or RWKV's token shift, which mixes each row with the previous token's.
-            Mixer::LatentAttention(_) | Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => true,
-            // With one token, computing the norm in each prologue is cheaper than a norm dispatch.
-            Mixer::DeltaRule(part) => self.plan.kind != BatchKind::One && part.has_several_input_products(),
-        }
-    }
-
-    /// The same for the layer's feed-forward. The kernels of one token compute the experts' norm in their prologue,
-    /// unless there is a shared expert: it runs after the others, which may have been added to `x` by then.
-    fn feed_forward_materialises_norm(&self, layer: &Layer<WgpuParts>) -> bool {
-        match &layer.feed_forward {
-            FeedForward::Dense(_) | FeedForward::None => false,
-            FeedForward::ChannelMix(_) => true,
-            FeedForward::Experts(part) => self.plan.kind != BatchKind::One || part.has_shared_expert(),
-        }
     }
 }
 
