@@ -1,6 +1,8 @@
-//! Holds documents to what they describe: links, paths, the READMEs of the crates, tables, records
-//! of decisions, and pages that say how to add something.
+//! Holds documents to what they describe: links, paths, the READMEs of the crates, tables, the tests that ARCHITECTURE.md names, records
+//! of decisions, pages that say how to add something. Also the order of the crates, which the pages draw.
 
+mod architecture;
+mod dependencies;
 mod design;
 mod how_to;
 mod links;
