@@ -6,6 +6,7 @@ mod dependencies;
 mod design;
 mod how_to;
 mod links;
+mod paths;
 mod performance;
 mod readmes;
 
