@@ -247,7 +247,7 @@ mod tests {
         let model = Model::built_in().unwrap();
         let options = SessionOptions { n_ctx: 16, cache_type: CacheType::F32, exact: true, ..Default::default() };
         let cpu = CpuOptions::default();
-        let inner = CpuExecutor::new(&cpu, model.spec().clone(), model.weights(), &options).unwrap();
+        let inner = CpuExecutor::new(&cpu, model.loaded(), &options).unwrap();
         Session::new(HookedExecutor::new(inner, Fault { layer, error }))
     }
 

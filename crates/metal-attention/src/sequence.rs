@@ -314,7 +314,7 @@ mod tests {
         let model = Model::built_in().unwrap();
         let options = SessionOptions { n_ctx: 512, n_ubatch, ..Default::default() };
         let cpu = CpuOptions::default();
-        let inner = CpuExecutor::new(&cpu, model.spec().clone(), model.weights(), &options).unwrap();
+        let inner = CpuExecutor::new(&cpu, model.loaded(), &options).unwrap();
         Box::new(Session::new(HookedExecutor::new(inner, ShortLists(max_top_k))))
     }
 

@@ -148,7 +148,8 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
         self.runner.add_layer_embedding(self.batch, self.i, layer)?;
         if layer.output_scale != 1.0 {
             let x = self.runner.buffers.x.slice();
-            let args = NormArgs { out: x.ptr(), scale: layer.output_scale, ..norm_args(None, x, self.batch.spec.n_embd) };
+            let args =
+                NormArgs { out: x.ptr(), scale: layer.output_scale, ..norm_args(None, x, self.batch.spec.n_embd) };
             self.runner.norm(args, self.batch.size.n_tokens)?;
         }
         Ok(())

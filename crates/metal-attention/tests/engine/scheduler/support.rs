@@ -242,7 +242,7 @@ impl Controls {
     /// A controlled forward pass on the CPU.
     pub fn pass(&self, model: &Model, engine: &EngineOptions) -> Box<dyn ForwardPass> {
         let cpu = CpuOptions { n_threads: engine.n_threads.unwrap_or(1), ..Default::default() };
-        let inner = CpuExecutor::new(&cpu, model.spec().clone(), model.weights(), &session_options(model, engine));
+        let inner = CpuExecutor::new(&cpu, model.loaded(), &session_options(model, engine));
         Box::new(Session::new(HookedExecutor::new(inner.unwrap(), self.clone())))
     }
 
