@@ -77,6 +77,9 @@ pub(super) fn supports(spec: &AttentionSpec) -> Result<(), &'static str> {
 
 impl AttentionKernels {
     /// The kernels for an attention whose keys and values are stored in `pages`.
+    ///
+    /// # Panics
+    /// If it has gates that [`supports`] refuses.
     pub(crate) fn new(w: &AttentionWeights, pages: LayerPages) -> Self {
         let a = &w.spec;
         let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());

@@ -241,10 +241,12 @@ impl Mamba2Recurrence {
     }
 }
 
+/// Uploads an RMSNorm over rows of `n` elements. `weight`: of one row or, with several groups, of each.
 fn rms_norm(gpu: &WgpuDevice, n: usize, eps: f32, weight: &[f32]) -> Result<WgpuNorm, WgpuError> {
     Ok(WgpuNorm { kind: NormKind::Rms, eps, n, weights: gpu.upload("a norm", weight)?, has_bias: false })
 }
 
+/// Uploads a bias if there is one.
 fn optional(gpu: &WgpuDevice, bias: Option<&Vec<f32>>) -> Result<Option<Buffer>, WgpuError> {
     bias.map(|bias| gpu.upload("a bias", bias)).transpose()
 }
