@@ -16,13 +16,13 @@ const END: &str = "<!-- end of the generated part -->\n";
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Results {
-    Transcribed(Transcribed),
+    Transcribed(TranscribedReport),
     Bench(BenchReport),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Transcribed {
+struct TranscribedReport {
     #[serde(rename = "transcribed")]
     _transcribed: String,
     machine: String,
@@ -161,7 +161,7 @@ fn table(all: &[(String, Results)]) -> String {
     let mut text = String::from("| model | prefill | decode |\n|---|---|---|\n");
     for (name, results) in all {
         let (place, commit, peer, results) = match results {
-            Results::Transcribed(Transcribed { device, machine, commit, peer, results, .. }) => {
+            Results::Transcribed(TranscribedReport { device, machine, commit, peer, results, .. }) => {
                 (format!("{device}, {machine}"), commit, peer.as_deref(), results)
             }
             Results::Bench(BenchReport { engine, results }) => {
