@@ -22,7 +22,7 @@ fn cores() -> Option<usize> {
 }
 
 /// The number of performance cores, which Apple's chips have as performance level 0; on Intel's, of all cores. `None` where the
-/// system does not tell.
+/// system does not report it.
 #[cfg(target_os = "macos")]
 fn cores() -> Option<usize> {
     sysctl(c"hw.perflevel0.physicalcpu").or_else(|| sysctl(c"hw.physicalcpu"))
