@@ -197,8 +197,10 @@ fn forward<E: CacheElement>(
     let owned: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerKvCache::shared)).collect();
     let caches = read_by_layers(run.spec, &owned);
     match (sequence_parallel, output) {
-        // A trace or an observer is passed all tokens of the micro-batch together.
-        (Some(sequence_parallel), MicroBatchOutput::Logits(logits)) if trace.is_none() && run.observer.is_none() => {
+        // A trace or an observer is passed all tokens of the micro-batch together; spans are rare.
+        (Some(sequence_parallel), MicroBatchOutput::Logits(logits))
+            if trace.is_none() && run.observer.is_none() && run.inputs.is_none() =>
+        {
             if !sequence_parallel.forward(&mut run, &caches, tokens, logits) {
                 run.forward(&caches, tokens, MicroBatchOutput::Logits(logits), trace);
             }
@@ -263,6 +265,7 @@ impl Executor for CpuExecutor {
             one_run_per_sequence: false,
             chooses_ids: false,
             max_top_k: 0,
+            accepts_rows: true,
             n_ahead: 0,
         }
     }
@@ -314,6 +317,7 @@ impl Executor for CpuExecutor {
             pool: &self.pool,
             isa: self.isa,
             pages: &step.pages,
+            inputs: step.inputs.as_deref(),
             states: &states,
             scratch: &mut self.scratch,
             profiler,

@@ -33,7 +33,8 @@
 mod layer;
 
 use metal_attention_model::{
-    BatchToken, LayerOps, LayerTrace, ModelSpec, NormKind, NormWeights, PageTable, Profiler, TracedTokens,
+    BatchToken, LayerOps, LayerTrace, ModelSpec, NormKind, NormWeights, PageTable, Position, Profiler, StepInputs,
+    StepSpan, TracedTokens,
 };
 
 use self::layer::{LayerRun, NoRowsLeft};
@@ -184,6 +185,8 @@ pub(crate) struct MicroBatchRun<'a> {
     pub(crate) isa: Isa,
     /// The KV pages of all sequences; the positions of this micro-batch have pages already.
     pub(crate) pages: &'a PageTable,
+    /// Those inputs that are rows of embeddings; `None`: all are tokens.
+    pub(crate) inputs: Option<&'a StepInputs>,
     /// The recurrent states: of each sequence the slot that is read and the slot that is written.
     pub(crate) states: &'a SharedStateSlots<'a>,
     /// The activations; no other run uses them at the same time.
@@ -228,6 +231,7 @@ impl MicroBatchRun<'_> {
             let may_drop_rows = i + 1 == spec.n_layer() && !traces_all;
             let mut run = LayerRun { run: &mut self, i, cache: *cache, tokens: &mut tokens, may_drop_rows };
             let outcome = run.run_layer(layer);
+            self.add_rows(i, &tokens);
             if self.pool.is_cancelled() {
                 return;
             }
@@ -246,6 +250,16 @@ impl MicroBatchRun<'_> {
         if !tokens.is_empty() {
             self.write_output(output);
         }
+    }
+
+    /// The span that has `token`, and the token's index in it; `None` for a token of text.
+    pub(crate) fn span_of(&self, token: &BatchToken) -> Option<(&StepSpan, usize)> {
+        self.inputs?.of_token(token)
+    }
+
+    /// The position by which RoPE rotates `token`.
+    pub(crate) fn position(&self, token: &BatchToken) -> Position {
+        self.span_of(token).map_or_else(|| self.pages.text_position(token), |(span, i)| span.positions[i])
     }
 
     /// Records the time since the end of the previous interval of the profiler as the time of `kernel`.

@@ -67,6 +67,8 @@ pub(crate) struct PreparedPerLayer {
 pub(crate) struct Rotation {
     /// Radians per position of each pair of elements, `[n_rot / 2]`.
     pub(crate) frequencies: Vec<f64>,
+    /// The component of the position that rotates each pair, `[n_rot / 2]`.
+    pub(crate) components: Vec<usize>,
     /// A factor on cosines and sines, and so on the length of the rotated vector (YaRN's attention factor).
     pub(crate) magnitude: f64,
 }
@@ -160,7 +162,8 @@ fn rotations(spec: &ModelSpec, weights: &Weights, n_ctx: usize) -> (Vec<Rotation
     }
     let rotation = |rope: &Rope| {
         let (frequencies, magnitude) = rope.frequencies(weights.rope_factors(rope, n_ctx));
-        Rotation { frequencies, magnitude }
+        let components = (0..frequencies.len()).map(|pair| rope.component(pair)).collect();
+        Rotation { frequencies, components, magnitude }
     };
     (ropes.iter().map(rotation).collect(), rotation_of)
 }

@@ -95,6 +95,31 @@ pub enum ForwardError {
         /// Number of layers, before which there are rows, too: those after the last one.
         n_layer: usize,
     },
+    /// A span of embedding rows that does not fit the batch or the model.
+    #[error("a span of embedding rows cannot be evaluated: {why}")]
+    BadSpan {
+        /// The reason.
+        why: &'static str,
+    },
+    /// A span that must not be divided is longer than a micro-batch.
+    #[error("{n} inputs that are seen whole do not fit in a micro-batch of {n_ubatch}: a larger micro-batch is needed")]
+    SpanTooLong {
+        /// Inputs of the span.
+        n: usize,
+        /// Maximum tokens of a micro-batch.
+        n_ubatch: usize,
+    },
+    /// A position beyond those that the context has.
+    #[error("a position of {position} is beyond the context of {n_ctx}")]
+    PositionOutOfRange {
+        /// The position.
+        position: u32,
+        /// Positions of the context.
+        n_ctx: usize,
+    },
+    /// The backend evaluates token ids only.
+    #[error("this device evaluates no rows of embeddings yet, such as those of pictures; the CPU does")]
+    NoRows,
     /// More tokens to share than the sequence holds.
     #[error("sequence {seq} holds {n_past} tokens: its first {n} cannot be shared")]
     PrefixTooLong {

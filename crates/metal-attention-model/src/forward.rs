@@ -2,7 +2,9 @@
 //!
 //! Also checks of batches and their division into micro-batches, which the backends share.
 
-use crate::{ForwardError, ModelSpec, PageUse, Profile, SequenceCache, TopK};
+use std::ops::Range;
+
+use crate::{Batch, ForwardError, ModelSpec, PageUse, Profile, SequenceCache, TopK};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,7 +13,8 @@ pub struct BatchToken {
     pub id: u32,
     /// Index of its sequence, `0..n_seq`.
     pub seq: usize,
-    /// Position in the sequence: the number of tokens before it.
+    /// Its slot: the number of inputs before it in the sequence. The position by which `RoPE` rotates is the same in text, and
+    /// another in and behind a [`Span`](crate::Span).
     pub pos: usize,
     /// Whether the caller wants an output for this token: logits, a hidden state, a greedy choice or a top-k list, as
     /// the called function returns them. The other tokens are evaluated for their keys, values and states only. The
@@ -121,6 +124,10 @@ impl HiddenRows {
     }
 }
 
+/// Called after a layer with its index, `0..n_layer`, and the residual stream of all tokens of a micro-batch,
+/// `[n_tokens, n_embd]`.
+pub type AfterLayer<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
 /// Evaluates batches of tokens with one model, and keeps the KV cache of `n_seq` sequences.
 ///
 /// [`Session`](crate::Session) is its one implementation. [`forward_outputs`](Self::forward_outputs) evaluates a batch; the
@@ -178,7 +185,7 @@ pub trait ForwardPass: sealed::Sealed + Send {
     /// The KV cache and the recurrent states, for writing and restoring [snapshots](crate::Snapshot) of sequences.
     fn cache(&mut self) -> &mut dyn SequenceCache;
 
-    /// Evaluates `batch`, appending every token to its sequence. Returns the results of the tokens with `output` set, and in
+    /// Evaluates `batch`, appending every input to its sequence. Returns the results of the inputs with `output` set, and in
     /// the same step the residual stream before each layer of `hidden_before`: `i` is the input of layer `i`, and `n_layer` the
     /// output of the last layer, before the output norm. Their order is the caller's; none are needed.
     ///
@@ -187,7 +194,7 @@ pub trait ForwardPass: sealed::Sealed + Send {
     /// windows have moved on.
     fn forward_outputs(
         &mut self,
-        batch: &[BatchToken],
+        batch: Batch<'_>,
         kind: OutputKind,
         hidden_before: &[usize],
     ) -> Result<(Outputs<'_>, HiddenRows), ForwardError>;
@@ -198,7 +205,7 @@ pub trait ForwardPass: sealed::Sealed + Send {
     fn forward_traced(
         &mut self,
         batch: &[BatchToken],
-        after_layer: Option<&mut dyn FnMut(usize, &[f32])>,
+        after_layer: Option<AfterLayer<'_>>,
     ) -> Result<Logits<'_>, ForwardError>;
 
     /// [`forward_traced`](Self::forward_traced) without a trace.
@@ -356,34 +363,49 @@ pub fn check_outputs(
 }
 
 /// Divides a batch into micro-batches of at most `n_ubatch` tokens, of which at most `max_outputs` are output tokens.
-/// Without a causal mask, sequences are not divided.
+/// Without a causal mask, sequences are not divided. `wholes`: ranges of tokens that are not divided either, each of at most
+/// `n_ubatch` tokens and `max_outputs` output tokens.
 pub fn micro_batches<'b>(
     spec: &ModelSpec,
     batch: &'b [BatchToken],
     n_ubatch: usize,
     max_outputs: usize,
+    wholes: &[Range<usize>],
+) -> Vec<&'b [BatchToken]> {
+    if !spec.is_causal() {
+        let micro_batches = whole_sequences(batch, n_ubatch).into_iter();
+        return micro_batches.flat_map(|tokens| causal_micro_batches(tokens, n_ubatch, max_outputs, &[])).collect();
+    }
+    causal_micro_batches(batch, n_ubatch, max_outputs, wholes)
+}
+
+/// [`micro_batches`] of a causal model.
+fn causal_micro_batches<'b>(
+    batch: &'b [BatchToken],
+    n_ubatch: usize,
+    max_outputs: usize,
+    wholes: &[Range<usize>],
 ) -> Vec<&'b [BatchToken]> {
     let mut micro_batches = Vec::new();
-    for mut rest in uncut_micro_batches(spec, batch, n_ubatch) {
-        while !rest.is_empty() {
-            let mut n_outputs = 0;
-            let fits = rest.iter().take_while(|t| {
-                n_outputs += usize::from(t.output);
-                n_outputs <= max_outputs
-            });
-            let (micro_batch, after) = rest.split_at(fits.count());
-            micro_batches.push(micro_batch);
-            rest = after;
+    let mut start = 0;
+    while start < batch.len() {
+        let mut n_outputs = 0;
+        let fits = batch[start..].iter().take(n_ubatch).take_while(|t| {
+            n_outputs += usize::from(t.output);
+            n_outputs <= max_outputs
+        });
+        let mut end = start + fits.count();
+        if let Some(whole) = wholes.iter().find(|whole| whole.start < end && end < whole.end && start < whole.start) {
+            end = whole.start;
         }
+        micro_batches.push(&batch[start..end]);
+        start = end;
     }
     micro_batches
 }
 
-/// Divides a batch by the number of tokens only.
-fn uncut_micro_batches<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: usize) -> Vec<&'b [BatchToken]> {
-    if spec.is_causal() {
-        return batch.chunks(n_ubatch).collect();
-    }
+/// Divides a batch by the number of tokens only, between sequences.
+fn whole_sequences(batch: &[BatchToken], n_ubatch: usize) -> Vec<&[BatchToken]> {
     let mut micro_batches = Vec::new();
     let (mut start, mut end) = (0, 0);
     for sequence in batch.chunk_by(|a, b| a.seq == b.seq) {
@@ -431,12 +453,21 @@ mod tests {
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
         let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, output: pos >= 3 }).collect();
         let lengths = |n_ubatch, max_outputs| -> Vec<usize> {
-            micro_batches(&spec, &batch, n_ubatch, max_outputs).iter().map(|micro_batch| micro_batch.len()).collect()
+            micro_batches(&spec, &batch, n_ubatch, max_outputs, &[])
+                .iter()
+                .map(|micro_batch| micro_batch.len())
+                .collect()
         };
         assert_eq!(lengths(3, 9), [3, 3, 1]);
         assert_eq!(lengths(9, 2), [5, 2]);
         assert_eq!(lengths(6, 1), [4, 1, 1, 1]);
         assert_eq!(lengths(9, 9), [7]);
+        let whole = |n_ubatch, whole: Range<usize>| -> Vec<usize> {
+            micro_batches(&spec, &batch, n_ubatch, 9, &[whole]).iter().map(|micro_batch| micro_batch.len()).collect()
+        };
+        assert_eq!(whole(4, 2..5), [2, 4, 1]);
+        assert_eq!(whole(4, 0..4), [4, 3]);
+        assert_eq!(whole(5, 3..7), [3, 4]);
     }
 
     #[test]

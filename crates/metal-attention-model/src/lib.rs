@@ -9,6 +9,7 @@ mod capacity;
 mod error;
 mod feed_forward;
 mod forward;
+mod inputs;
 mod layer_ops;
 mod loaded;
 mod lookahead;
@@ -41,9 +42,10 @@ pub use capacity::{Capacity, DEFAULT_UBATCH, MemoryUse};
 pub use error::{ForwardError, ModelError};
 pub use feed_forward::{Activation, Dense, ExpertNorms, Experts, Router, RouterGroups, RouterScore, SharedExpert};
 pub use forward::{
-    BatchToken, DeviceInfo, ForwardPass, HiddenRows, Logits, OutputKind, Outputs, argmax, check_batch, check_outputs,
-    micro_batches,
+    AfterLayer, BatchToken, DeviceInfo, ForwardPass, HiddenRows, Logits, OutputKind, Outputs, argmax, check_batch,
+    check_outputs, micro_batches,
 };
+pub use inputs::{Batch, Position, SequenceSpans, Span, SpanPlace, StepInputs, StepSpan};
 pub use layer_ops::LayerOps;
 pub use loaded::LoadedModel;
 pub use lookahead::{Lookahead, is_decode_step};
@@ -56,7 +58,7 @@ pub use recurrent::{
     Mamba2Spec, Mamba2Weights, MambaDecay, MambaNorms, MambaSelection, MambaSpec, MambaWeights, RWKV6_MIXES, Rwkv6Spec,
     Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, ShortConvSpec, ShortConvWeights, StateLayout,
 };
-pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
+pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling, RopeSections};
 pub use sequence_runs::one_run_per_sequence;
 pub use session::{
     Executor, HookedExecutor, Hooks, LayerTrace, NullExecutor, Session, SessionOptions, Step, StepLimits, StepResults,

@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use metal_attention_gguf::{Array, GgufFile, Metadata, Value};
 
-use crate::{ModelError, Norm, NormKind, Pooling, Rope, RopeFactors, RopeLayout, RopeScaling};
+use crate::{ModelError, Norm, NormKind, Pooling, Rope, RopeFactors, RopeLayout, RopeScaling, RopeSections};
 
 /// Maximum of a size: far above any model's.
 const MAX_SIZE: usize = 1 << 28;
@@ -249,8 +249,24 @@ impl<'a> MetadataReader<'a> {
             scaling: self.rope_scaling(n_ctx_train)?,
             attn_factor: self.positive_f32("rope.scaling.attn_factor", 1.0)?,
             factors,
+            sections: self.rope_sections()?,
         };
         self.check_rope(&rope, head_dim).map(|()| rope)
+    }
+
+    /// The sections of RoPE, one after the other; `None` if the file has none.
+    fn rope_sections(&self) -> Result<Option<RopeSections>, ModelError> {
+        let key = "rope.dimension_sections";
+        let numbers = self.opt_numbers(key)?;
+        if numbers.iter().all(|&n| n == 0) {
+            return Ok(None);
+        }
+        let mut sizes = [0; 4];
+        for (size, &n) in sizes.iter_mut().zip(&numbers) {
+            *size = u32::try_from(n).unwrap_or(u32::MAX);
+            self.check(key, n, *size <= 1 << 16, "sections this large are not plausible")?;
+        }
+        Ok(Some(RopeSections { sizes, interleaved: false }))
     }
 
     /// Checks that the rotated elements fit in a head.

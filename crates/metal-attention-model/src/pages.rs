@@ -6,7 +6,7 @@ mod extent;
 mod pool;
 mod states;
 
-use crate::{BatchToken, CacheGroups, Capacity, ForwardError, check_batch};
+use crate::{Batch, BatchToken, CacheGroups, Capacity, ForwardError, Position, SequenceSpans, SpanPlace, check_batch};
 use pool::PagePool;
 pub use states::Segment;
 use states::StateTable;
@@ -76,6 +76,8 @@ pub struct PageTable {
     states: Option<StateTable>,
     /// Length of each sequence in tokens.
     n_past: Vec<usize>,
+    /// The spans of each sequence.
+    spans: Vec<SequenceSpans>,
 }
 
 impl PageTable {
@@ -87,6 +89,7 @@ impl PageTable {
             pools: groups.groups().iter().map(|&group| PagePool::new(group, capacity.n_seq)).collect(),
             states: groups.states().map(|states| StateTable::new(states, capacity.n_seq)),
             n_past: vec![0; capacity.n_seq],
+            spans: vec![SequenceSpans::default(); capacity.n_seq],
         }
     }
 
@@ -98,6 +101,58 @@ impl PageTable {
     /// Tokens of sequence `seq`; 0 if there is no such sequence.
     pub fn n_past(&self, seq: usize) -> usize {
         self.n_past.get(seq).copied().unwrap_or(0)
+    }
+
+    /// The spans of sequence `seq`.
+    pub fn spans(&self, seq: usize) -> &SequenceSpans {
+        &self.spans[seq]
+    }
+
+    /// The position of a token of text: its slot, or after spans the number that goes on behind them.
+    pub fn text_position(&self, token: &BatchToken) -> Position {
+        Position::of_text(self.spans[token.seq].text_position(token.pos))
+    }
+
+    /// The places that the spans of `batch`, which passes all checks, will have. An error if a position, of a row or of the
+    /// text behind it, is beyond the context.
+    pub(crate) fn span_places(&self, batch: Batch<'_>, n_embd: usize) -> Result<Vec<SpanPlace>, ForwardError> {
+        let mut of_sequences: Vec<(usize, SequenceSpans)> = Vec::new();
+        let mut places = Vec::with_capacity(batch.spans.len());
+        for span in batch.spans {
+            let inputs = span.inputs(n_embd);
+            let BatchToken { seq, pos: start, .. } = batch.tokens[inputs.start];
+            let i = of_sequences.iter().position(|(of, _)| *of == seq).unwrap_or_else(|| {
+                of_sequences.push((seq, self.spans[seq].clone()));
+                of_sequences.len() - 1
+            });
+            let spans = &mut of_sequences[i].1;
+            let position = spans.text_position(start);
+            let next_position = position.saturating_add(span.advance(inputs.len()));
+            let place =
+                SpanPlace { start, end: start + inputs.len(), position, next_position, is_whole: span.is_whole() };
+            spans.push(place);
+            places.push(place);
+        }
+        let n_ctx = self.capacity.n_ctx;
+        for token in batch.tokens {
+            let spans: &SequenceSpans =
+                of_sequences.iter().find(|(of, _)| *of == token.seq).map_or(&self.spans[token.seq], |(_, spans)| spans);
+            let position = spans.text_position(token.pos);
+            if position as usize >= n_ctx && !spans.as_slice().is_empty() {
+                return Err(ForwardError::PositionOutOfRange { position, n_ctx });
+            }
+        }
+        match places.iter().map(|place| place.next_position).max() {
+            Some(end) if end as usize > n_ctx => Err(ForwardError::PositionOutOfRange { position: end - 1, n_ctx }),
+            Some(_) | None => Ok(places),
+        }
+    }
+
+    /// Adds the spans of `batch`, with these places, to their sequences, before the batch is appended.
+    pub(crate) fn add_spans(&mut self, batch: Batch<'_>, places: &[SpanPlace]) {
+        for (span, &place) in batch.spans.iter().zip(places) {
+            self.spans[batch.tokens[span.first].seq].push(place);
+        }
     }
 
     /// Number of cache groups.
@@ -238,6 +293,9 @@ impl PageTable {
             if n_past + n > self.capacity.n_ctx || is_partly_filled(n_past) && self.pools[0].holders(seq, n_past) > 1 {
                 return false;
             }
+            if n > 0 && self.spans[seq].text_position(n_past + n - 1) as usize >= self.capacity.n_ctx {
+                return false;
+            }
             new[seq] = n;
         }
         if self.pools.iter().any(|pool| pool.pages_needed(&self.n_past, &new) > pool.n_free()) {
@@ -290,7 +348,7 @@ impl PageTable {
         }
         let of_pages = |n: usize| self.pools.iter().fold(n, |n, pool| pool.reachable(pool.lists[seq].n_dropped, n));
         let of_states = |n: usize| self.states.as_ref().map_or(n, |states| states.reachable(seq, n));
-        fixed_point(n, |n| of_states(of_pages(n)))
+        fixed_point(n, |n| of_states(of_pages(self.spans[seq].reachable(n))))
     }
 
     /// Cuts sequence `seq` back to its first `n` tokens, or to the longest shorter prefix from which it can continue,
@@ -301,6 +359,9 @@ impl PageTable {
             self.n_past[seq] = reached;
             self.cut(seq, reached);
             self.cut_states(seq, reached);
+        }
+        if let Some(spans) = self.spans.get_mut(seq) {
+            spans.cut(reached);
         }
         reached
     }
@@ -320,6 +381,8 @@ impl PageTable {
             states.share(from, to, n);
         }
         self.n_past[to] = n;
+        self.spans[to] = self.spans[from].clone();
+        self.spans[to].cut(n);
         Ok(n)
     }
 }

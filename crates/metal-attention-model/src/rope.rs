@@ -88,17 +88,72 @@ pub struct Rope {
     pub attn_factor: f32,
     /// Divisors of the frequencies.
     pub factors: RopeFactors,
+    /// Which component of a position rotates which pair. `None`: the first one rotates all.
+    pub sections: Option<RopeSections>,
+}
+
+/// The components of a [`Position`](crate::Position) that rotate the pairs of a head: `sizes` of time, height and width, and of
+/// a fourth component that is always 0 (M-RoPE, arXiv 2409.12191). Pairs are counted modulo the sum of the sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RopeSections {
+    /// Pairs of each component.
+    pub sizes: [u32; 4],
+    /// Whether the pairs of the first three alternate, as far as each has pairs (Qwen 3-VL), instead of following each other.
+    pub interleaved: bool,
+}
+
+impl RopeSections {
+    /// The component that rotates `pair`; `None`: the fourth one, so that the pair is not rotated.
+    pub fn component(self, pair: usize) -> Option<usize> {
+        let n: u32 = self.sizes.iter().sum();
+        let i = (pair % (n.max(1) as usize)) as u32;
+        if self.interleaved {
+            let component = (i % 3) as usize;
+            return (i < 3 * self.sizes[component]).then_some(component);
+        }
+        let mut end = 0;
+        (0..3).find(|&component| {
+            end += self.sizes[component];
+            i < end
+        })
+    }
 }
 
 impl Rope {
     /// The rotation of the paper.
     pub fn new(n_rot: usize, layout: RopeLayout, freq_base: f32) -> Self {
-        Self { n_rot, layout, freq_base, scaling: RopeScaling::None, attn_factor: 1.0, factors: RopeFactors::None }
+        Self {
+            n_rot,
+            layout,
+            freq_base,
+            scaling: RopeScaling::None,
+            attn_factor: 1.0,
+            factors: RopeFactors::None,
+            sections: None,
+        }
+    }
+
+    /// The component of a position that rotates `pair`.
+    pub fn component(&self, pair: usize) -> usize {
+        self.sections.and_then(|sections| sections.component(pair)).unwrap_or(0)
     }
 
     /// Radians per position of each pair, `[n_rot / 2]`, and the factor on the length of rotated vectors. `factors`,
-    /// `[n_rot / 2]`: divisors of the frequencies (see [`RopeFactors`]).
+    /// `[n_rot / 2]`: divisors of the frequencies (see [`RopeFactors`]). Pairs that no component rotates have 0.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f64>, f64) {
+        let (mut frequencies, length) = self.frequencies_of_all(factors);
+        if let Some(sections) = self.sections {
+            for (pair, frequency) in frequencies.iter_mut().enumerate() {
+                if sections.component(pair).is_none() {
+                    *frequency = 0.0;
+                }
+            }
+        }
+        (frequencies, length)
+    }
+
+    /// [`frequencies`](Self::frequencies), whatever the sections.
+    fn frequencies_of_all(&self, factors: Option<&[f32]>) -> (Vec<f64>, f64) {
         let base = f64::from(self.freq_base);
         let n_rot = self.n_rot as f64;
         let plain = (0..self.n_rot / 2).map(|i| {
@@ -147,6 +202,21 @@ mod tests {
             assert!((got - want).abs() < 1e-15, "{got} {want}");
         }
         assert_eq!(length, 1.0);
+    }
+
+    #[test]
+    fn sections_name_the_component_of_each_pair() {
+        let components = |sizes, interleaved| -> Vec<_> {
+            let sections = RopeSections { sizes, interleaved };
+            (0..9).map(|pair| sections.component(pair).map_or(9, |component| component)).collect()
+        };
+        assert_eq!(components([4, 2, 2, 0], false), [0, 0, 0, 0, 1, 1, 2, 2, 0]);
+        assert_eq!(components([3, 2, 1, 2], false), [0, 0, 0, 1, 1, 2, 9, 9, 0]);
+        assert_eq!(components([4, 2, 2, 0], true), [0, 1, 2, 0, 1, 2, 0, 9, 0]);
+        let sections = Some(RopeSections { sizes: [2, 1, 0, 1], interleaved: false });
+        let (f, _) = Rope { sections, ..rope(RopeScaling::None) }.frequencies(None);
+        let (all, _) = rope(RopeScaling::None).frequencies(None);
+        assert_eq!((&f[..3], f[3]), (&all[..3], 0.0));
     }
 
     #[test]

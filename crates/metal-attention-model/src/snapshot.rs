@@ -7,7 +7,7 @@
 
 use std::io::{Read, Seek, Write};
 
-use crate::{ForwardError, PAGE, PageTable};
+use crate::{ForwardError, PAGE, PageTable, SequenceSpans, SpanPlace};
 
 /// Maximum bytes of a layout's name.
 const MAX_FORMAT: usize = 256;
@@ -100,18 +100,22 @@ pub struct SequenceExtent {
     /// Lengths of the prefixes whose recurrent states are kept, ascending; the last one is the whole sequence. Empty if
     /// no layer keeps states.
     pub states: Vec<usize>,
+    /// The spans of embedding rows in it.
+    pub spans: SequenceSpans,
 }
 
 impl SequenceExtent {
     /// The extent of an empty sequence in a cache with `n_groups` cache groups.
     fn empty(n_groups: usize) -> Self {
-        Self { n_tokens: 0, n_dropped: vec![0; n_groups], states: Vec::new() }
+        Self { n_dropped: vec![0; n_groups], ..Self::default() }
     }
 
     /// The extent of the first `n` tokens.
     fn first(&self, n: usize) -> Self {
         let states = self.states.iter().copied().filter(|&pos| pos <= n).collect();
-        Self { n_tokens: n.min(self.n_tokens), n_dropped: self.n_dropped.clone(), states }
+        let mut spans = self.spans.clone();
+        spans.cut(n);
+        Self { n_tokens: n.min(self.n_tokens), n_dropped: self.n_dropped.clone(), states, spans }
     }
 }
 
@@ -236,7 +240,18 @@ impl Snapshot {
         // Ends of pages, and the states before the last batch, before the last token, and after it.
         let n_states = read_count(input, n_pages + 3, "it has too many recurrent states")?;
         let states = (0..n_states).map(|_| read_count(input, n_tokens, "a state is longer than the sequence"));
-        let extent = SequenceExtent { n_tokens, n_dropped, states: states.collect::<Result<_, _>>()? };
+        let states = states.collect::<Result<_, _>>()?;
+        let n_spans = read_count(input, n_tokens, "it has too many spans of embedding rows")?;
+        let mut spans = SequenceSpans::default();
+        for _ in 0..n_spans {
+            let start = read_count(input, n_tokens, "a span is longer than the sequence")?;
+            let end = read_count(input, n_tokens, "a span is longer than the sequence")?;
+            let position = read_position(input)?;
+            let next_position = read_position(input)?;
+            let is_whole = read_count(input, 1, "a span is neither whole nor divisible")? == 1;
+            spans.push(SpanPlace { start, end, position, next_position, is_whole });
+        }
+        let extent = SequenceExtent { n_tokens, n_dropped, states, spans };
         Ok(Self { layout: CacheLayout { format, page_bytes, state_bytes }, extent })
     }
 
@@ -336,8 +351,19 @@ impl Snapshot {
         extent.n_dropped.iter().for_each(|&n| put(n as u64));
         put(extent.states.len() as u64);
         extent.states.iter().for_each(|&n| put(n as u64));
+        put(extent.spans.as_slice().len() as u64);
+        for &SpanPlace { start, end, position, next_position, is_whole } in extent.spans.as_slice() {
+            [start as u64, end as u64, position.into(), next_position.into(), is_whole.into()]
+                .into_iter()
+                .for_each(&mut put);
+        }
         bytes
     }
+}
+
+/// Reads a position.
+fn read_position(input: &mut (impl Read + ?Sized)) -> Result<u32, SnapshotError> {
+    u32::try_from(read_u64(input)?).or_else(|_| damaged("a position is beyond any context"))
 }
 
 /// Reads a little-endian number.

@@ -23,7 +23,7 @@ use crate::host_snapshot::{HostSnapshot, block_buffer};
 use crate::scheduler::CacheCapacity;
 
 const MAGIC: [u8; 8] = *b"MtlAttnS";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Maximum bytes of a note.
 const MAX_NOTE: usize = 64 << 20;

@@ -101,14 +101,14 @@ impl<'w, E: CacheElement> LayerOps<'w, CpuParts> for LayerRun<'_, '_, '_, E> {
             Mixer::Attention(w) => {
                 self.run.project_and_cache(i, w, self.cache.expect(CACHE), self.tokens);
                 self.drop_rows_after_mixer(layer)?;
-                self.run.attend(&AttentionParams::new(w), self.cache.expect(CACHE), self.tokens);
+                self.run.attend(i, &AttentionParams::new(w), self.cache.expect(CACHE), self.tokens);
                 self.run.gate_heads(&w.spec);
                 BranchOutput::Product(output(&w.out))
             }
             Mixer::LatentAttention(w) => {
                 self.run.compress_and_cache(i, w, self.cache.expect(CACHE), self.tokens);
                 self.drop_rows_after_mixer(layer)?;
-                self.run.attend_latent(w, self.cache.expect(CACHE), self.tokens);
+                self.run.attend_latent(i, w, self.cache.expect(CACHE), self.tokens);
                 BranchOutput::Product(output(&w.out))
             }
             Mixer::AttentionAndMamba2(both) => {
@@ -118,7 +118,7 @@ impl<'w, E: CacheElement> LayerOps<'w, CpuParts> for LayerRun<'_, '_, '_, E> {
                 std::mem::swap(&mut s.mixer_out, &mut s.mamba.parallel_out);
                 self.run.project_and_cache(i, &both.attention, self.cache.expect(CACHE), self.tokens);
                 self.drop_rows_after_mixer(layer)?;
-                self.run.attend(&AttentionParams::new(&both.attention), self.cache.expect(CACHE), self.tokens);
+                self.run.attend(i, &AttentionParams::new(&both.attention), self.cache.expect(CACHE), self.tokens);
                 self.run.gate_heads(&both.attention.spec);
                 let (linear, input) = (&both.mamba2.out, ProductInput::ParallelOut);
                 let of_mamba2 = LastProduct { linear, input, kernel: "matmul_ssm_out" };

@@ -89,6 +89,11 @@ impl MicroBatchRun<'_> {
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         self.record_time("matmul_qkv");
 
+        // Only a temperature needs these; `RoPE` has its table.
+        let positions: Vec<usize> = match a.temperature {
+            Some(_) => tokens.iter().map(|token| self.position(token).0[0] as usize).collect(),
+            None => vec![0; n_tokens],
+        };
         let s = &mut *self.scratch;
         let (isa, pages) = (self.isa, self.pages);
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
@@ -142,7 +147,7 @@ impl MicroBatchRun<'_> {
                 }
             }
             let BatchToken { seq, pos, .. } = tokens[t];
-            let scale = a.scale * a.temperature.map_or(1.0, |temperature| temperature.factor(pos));
+            let scale = a.scale * a.temperature.map_or(1.0, |temperature| temperature.factor(positions[t]));
             for x in q {
                 *x *= scale;
             }
@@ -159,9 +164,11 @@ impl MicroBatchRun<'_> {
     }
 
     /// Attention of the queries `q`, `[n_tokens, n_head * key_dim]`, over the cache, to `mixer_out`,
-    /// `[n_tokens, n_head * value_dim]`. `tokens` are those of the rows of `q`; their keys and values are in the cache.
+    /// `[n_tokens, n_head * value_dim]`. `tokens` are those of the rows of `q`; their keys and values are in the cache. `layer`: the
+    /// layer's index.
     pub(crate) fn attend<E: CacheElement>(
         &mut self,
+        layer: usize,
         a: &AttentionParams<'_>,
         cache: &SharedKvCache<'_, E>,
         tokens: &[BatchToken],
@@ -193,7 +200,17 @@ impl MicroBatchRun<'_> {
         let len = padded(dim);
         let s = &mut *self.scratch;
         resize(&mut s.mixer_out, tokens.len() * a.n_head * dim);
-        let seen = |t: &BatchToken| a.mask.seen(t.pos, pages.n_past(t.seq));
+        let inputs = self.inputs;
+        let seen = |t: &BatchToken| {
+            let mut seen = a.mask.seen(t.pos, pages.n_past(t.seq));
+            // In a span that the layer sees whole, inputs attend to later ones, too.
+            if let Some((span, _)) =
+                inputs.and_then(|inputs| inputs.of_token(t)).filter(|(span, _)| span.is_whole_in(layer))
+            {
+                seen.end = seen.end.max(span.slots.end);
+            }
+            seen
+        };
         let mut tiles = Vec::new();
         let mut start = 0;
         for run in tokens.chunk_by(|t, u| t.seq == u.seq) {

@@ -11,17 +11,26 @@ impl MicroBatchRun<'_> {
     pub(crate) fn embed(&mut self, tokens: &[BatchToken]) {
         let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);
         let mut position_row = vec![0.0; if weights.positions.is_some() { n_embd } else { 0 }];
+        let positions: Vec<usize> = match weights.positions {
+            Some(_) => tokens.iter().map(|token| self.position(token).0[0] as usize).collect(),
+            None => vec![0; tokens.len()],
+        };
         resize(&mut self.scratch.x, tokens.len() * n_embd);
-        for (token, row) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)) {
-            embedding(&weights.token_embd, token.id as usize, row);
-            if spec.embedding.scale != 1.0 {
-                scale_by(row, spec.embedding.scale);
+        for (t, (token, row)) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)).enumerate() {
+            match self.inputs.and_then(|inputs| inputs.of_token(token)) {
+                Some((span, i)) => row.copy_from_slice(&span.rows[i * n_embd..][..n_embd]),
+                None => {
+                    embedding(&weights.token_embd, token.id as usize, row);
+                    if spec.embedding.scale != 1.0 {
+                        scale_by(row, spec.embedding.scale);
+                    }
+                }
             }
             if let Some(token_type) = &weights.token_type {
                 add(row, token_type);
             }
             if let Some(table) = &weights.positions {
-                embedding(table, token.pos, &mut position_row);
+                embedding(table, positions[t], &mut position_row);
                 add(row, &position_row);
             }
         }
@@ -36,13 +45,14 @@ impl MicroBatchRun<'_> {
     /// Computes the RoPE cos/sin table of each rotation of the model for the positions of `tokens`.
     pub(crate) fn fill_rope_tables(&mut self, tokens: &[BatchToken]) {
         self.scratch.rope_tables.resize_with(self.weights.rotations.len(), RopeTable::default);
+        let positions: Vec<_> = tokens.iter().map(|token| self.position(token)).collect();
         for (table, rotation) in self.scratch.rope_tables.iter_mut().zip(&self.weights.rotations) {
             table.cos.clear();
             table.sin.clear();
-            for token in tokens {
-                for f in &rotation.frequencies {
+            for position in &positions {
+                for (f, &component) in rotation.frequencies.iter().zip(&rotation.components) {
                     // In f64: at position 100 000 an f32 angle is off by about 0.01 rad.
-                    let (sin, cos) = (token.pos as f64 * f).sin_cos();
+                    let (sin, cos) = (f64::from(position.0[component]) * f).sin_cos();
                     table.cos.push((cos * rotation.magnitude) as f32);
                     table.sin.push((sin * rotation.magnitude) as f32);
                 }
@@ -50,6 +60,17 @@ impl MicroBatchRun<'_> {
         }
         if !self.weights.rotations.is_empty() {
             self.record_time("rope_table");
+        }
+    }
+
+    /// Adds the spans' additional rows for layer `layer` to `x`, after the layer.
+    pub(crate) fn add_rows(&mut self, layer: usize, tokens: &[BatchToken]) {
+        let (Some(inputs), n_embd) = (self.inputs, self.spec.n_embd) else { return };
+        for (token, row) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)) {
+            let Some((span, i)) = inputs.of_token(token) else { continue };
+            if let Some(rows) = span.additions.get(layer) {
+                add(row, &rows[i * n_embd..][..n_embd]);
+            }
         }
     }
 

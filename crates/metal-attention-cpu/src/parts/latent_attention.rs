@@ -92,6 +92,7 @@ impl MicroBatchRun<'_> {
             }
         }
         self.by_heads(&w.k_b, n_tokens, rank);
+        let positions: Vec<usize> = tokens.iter().map(|token| self.position(token).0[0] as usize).collect();
         let s = &mut *self.scratch;
         resize(&mut s.q, n_tokens * n_head * key_dim);
         let rope_table = self.weights.rotation_of[layer].map(|i| &s.rope_tables[i]);
@@ -102,7 +103,7 @@ impl MicroBatchRun<'_> {
             }
         };
         for (t, token) in tokens.iter().enumerate() {
-            let scale = a.scale * a.temperature.map_or(1.0, |temperature| temperature.factor(token.pos));
+            let scale = a.scale * a.temperature.map_or(1.0, |temperature| temperature.factor(positions[t]));
             for h in 0..n_head {
                 let q = &mut s.q[(t * n_head + h) * key_dim..][..key_dim];
                 q[..rank].copy_from_slice(&s.latent.expanded[(h * n_tokens + t) * rank..][..rank]);
@@ -125,6 +126,7 @@ impl MicroBatchRun<'_> {
     /// `[n_tokens, n_head, value_dim]`.
     pub(crate) fn attend_latent<E: CacheElement>(
         &mut self,
+        layer: usize,
         w: &LatentAttentionWeights<PreparedLinear>,
         cache: &SharedKvCache<'_, E>,
         tokens: &[BatchToken],
@@ -141,7 +143,7 @@ impl MicroBatchRun<'_> {
             slopes: Vec::new(),
             sinks: None,
         };
-        self.attend(&params, cache, tokens);
+        self.attend(layer, &params, cache, tokens);
         let s = &mut *self.scratch;
         resize(&mut s.latent.by_head, n_head * n_tokens * rank);
         for (h, rows) in s.latent.by_head.chunks_exact_mut(n_tokens * rank).enumerate() {

@@ -5,4 +5,5 @@ mod cancel;
 mod forward;
 mod hostile;
 mod reference;
+mod spans;
 mod support;

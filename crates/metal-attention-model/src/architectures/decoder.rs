@@ -8,7 +8,7 @@ use crate::spec::{
     Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, ModelSpec, Norm, NormKind, OutputHead, OutputScale,
     OutputSpec, PerLayerEmbedding, Pooling, ResidualStreams,
 };
-use crate::{ModelError, RopeFactors, RopeLayout};
+use crate::{ModelError, RopeFactors, RopeLayout, RopeSections};
 
 /// A Llama-like decoder with norms and RoPE of the given kinds: norms before attention and feed-forward, gated
 /// feed-forwards with SiLU, an output head.
@@ -159,6 +159,13 @@ impl ModelSpec {
     /// The RoPE of every layer that has one.
     pub(super) fn rope_mut(&mut self) -> impl Iterator<Item = &mut crate::Rope> {
         self.attention_mut().filter_map(|(_, a)| a.rope_mut())
+    }
+
+    /// Lets the sections of RoPE alternate, where the file has any.
+    pub(super) fn interleave_rope_sections(&mut self) {
+        for rope in self.rope_mut() {
+            rope.sections = rope.sections.map(|sections| RopeSections { interleaved: true, ..sections });
+        }
     }
 
     /// Sets how positions enter the attention of every layer.

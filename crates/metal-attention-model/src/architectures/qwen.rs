@@ -1,5 +1,4 @@
-//! Qwen 1 to 3, with and without experts; of the vision models, the text part. (RoPE sections are for images: with
-//! equal positions they are plain RoPE.)
+//! Qwen 1 to 3, with and without experts; of the vision models, the text part.
 
 use super::decoder::{ExpertDefaults, classifier, decoder, experts, shared_expert};
 use crate::feed_forward::RouterScore;
@@ -38,7 +37,21 @@ pub(super) fn qwen2moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> 
     Ok(m)
 }
 
-/// Qwen 3, 3-VL: norms of each head of queries and keys.
+/// Qwen 3-VL.
+pub(super) fn qwen3vl(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = qwen3(k)?;
+    m.interleave_rope_sections();
+    Ok(m)
+}
+
+/// Qwen 3-VL with experts.
+pub(super) fn qwen3vlmoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = qwen3moe(k)?;
+    m.interleave_rope_sections();
+    Ok(m)
+}
+
+/// Qwen 3: norms of each head of queries and keys.
 pub(super) fn qwen3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;

@@ -1,5 +1,5 @@
 //! Qwen 3.5 (and 3.6) and Qwen3-Next: the gated delta rule in most layers, attention with a gated result and partly
-//! rotated heads in the others. (RoPE sections are for images: with equal positions they are plain RoPE.)
+//! rotated heads in the others.
 
 use super::decoder::{ExpertDefaults, around, attention, experts, shared_expert};
 use crate::feed_forward::RouterScore;
@@ -45,6 +45,7 @@ fn hybrid(k: &MetadataReader<'_>, sharing: KeySharing, gates: DeltaGates) -> Res
     let mixers = (0..n_layer).map(mixer).collect::<Result<_, _>>()?;
     let mut m = around(k, NormKind::Rms, mixers)?;
     m.norm_heads(norm.eps);
+    m.interleave_rope_sections();
     let scale = k.opt_positive_f32("attention.scale")?;
     for (_, a) in m.attention_mut() {
         a.output_gate = true;

@@ -9,7 +9,7 @@ impl PageTable {
         self.check_exists(seq)?;
         let n_dropped = self.pools.iter().map(|pool| pool.lists[seq].n_dropped).collect();
         let states = self.states.iter().flat_map(|states| &states.kept[seq]).map(|kept| kept.pos).collect();
-        Ok(SequenceExtent { n_tokens: self.n_past[seq], n_dropped, states })
+        Ok(SequenceExtent { n_tokens: self.n_past[seq], n_dropped, states, spans: self.spans[seq].clone() })
     }
 
     /// The blocks of sequence `seq`, or of its prefix `extent`: pages group by group, then states.
@@ -28,12 +28,15 @@ impl PageTable {
     pub fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
         self.check_exists(seq)?;
         self.rewind(seq, 0);
-        let &SequenceExtent { n_tokens: n, ref n_dropped, ref states } = extent;
+        let &SequenceExtent { n_tokens: n, ref n_dropped, ref states, ref spans } = extent;
         let n_ctx = self.capacity.n_ctx;
         if n > n_ctx {
             return Err(ForwardError::ContextFull { seq, n_past: 0, n_new: n, n_ctx }.into());
         }
         let n_kept = self.pages_kept(extent)?;
+        if !spans.are_within(n, n_ctx) {
+            return Err(SnapshotError::Damaged { why: "its spans of embedding rows are not within it" });
+        }
         let is_whole = match (&self.states, states.last()) {
             (Some(_), Some(&last)) => last == n,
             (Some(_), None) => n == 0,
@@ -59,6 +62,7 @@ impl PageTable {
             pool.allocate(seq, n, n_kept);
         }
         self.n_past[seq] = n;
+        self.spans[seq].clone_from(spans);
         Ok(self.places(seq, n_dropped, states))
     }
 
@@ -71,7 +75,7 @@ impl PageTable {
         let of_pages = |n: usize| pools().fold(n, |n, (pool, &n_dropped)| pool.reachable(n_dropped, n));
         let kept = |n: usize| extent.states.iter().rev().find(|&&pos| pos <= n).copied().unwrap_or(0);
         let of_states = |n: usize| if self.states.is_some() { kept(n) } else { n };
-        fixed_point(n, |n| of_states(of_pages(n)))
+        fixed_point(n, |n| of_states(of_pages(extent.spans.reachable(n))))
     }
 
     /// Number of pages of `extent` that each group keeps.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::LayerTrace;
 use crate::{
     BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, MemoryUse, ModelSpec, PageCopy,
-    PageTable, Phase, Profiler, SnapshotError, TopK,
+    PageTable, Phase, Position, Profiler, SnapshotError, StepInputs, TopK,
 };
 
 /// One micro-batch that an executor evaluates. Its tokens have their KV pages and state slots.
@@ -20,9 +20,19 @@ pub struct Step {
     pub pages: Arc<PageTable>,
     /// The kind of batch that the micro-batch is a part of, for profiles.
     pub phase: Phase,
+    /// Those of its inputs that are rows of embeddings; `None`: all are tokens. Only where [`StepLimits::accepts_rows`].
+    pub inputs: Option<Arc<StepInputs>>,
 }
 
 impl Step {
+    /// The position by which `RoPE` rotates the input `token`.
+    pub fn position(&self, token: &BatchToken) -> Position {
+        match self.inputs.as_ref().and_then(|inputs| inputs.of_token(token)) {
+            Some((span, i)) => span.positions[i],
+            None => self.pages.text_position(token),
+        }
+    }
+
     /// Number of output tokens.
     pub fn n_outputs(&self) -> usize {
         n_outputs(&self.tokens)
@@ -81,6 +91,8 @@ pub struct StepLimits {
     pub chooses_ids: bool,
     /// Length of the lists of highest logits that it finds; 0: it finds none.
     pub max_top_k: usize,
+    /// Whether it evaluates rows of embeddings, and positions that differ from the slots.
+    pub accepts_rows: bool,
     /// Maximum sequences of a greedy decode step that can be [submitted ahead](Executor::submit); 0: none can.
     pub n_ahead: usize,
 }

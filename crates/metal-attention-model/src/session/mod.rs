@@ -18,10 +18,11 @@ pub use null::NullExecutor;
 pub use options::SessionOptions;
 pub use trace::{LayerTrace, TracedTokens};
 
+use crate::inputs::{check_spans, step_inputs};
 use crate::{
-    BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, HiddenRows, Logits, Lookahead,
-    MemoryUse, ModelSpec, OutputKind, Outputs, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
-    SequenceExtent, SnapshotError, TopK, argmax, check_outputs, highest, is_decode_step, micro_batches,
+    AfterLayer, Batch, BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, HiddenRows, Logits,
+    Lookahead, MemoryUse, ModelSpec, OutputKind, Outputs, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
+    SequenceExtent, SnapshotError, StepInputs, TopK, argmax, check_outputs, highest, is_decode_step, micro_batches,
     one_run_per_sequence,
 };
 
@@ -71,34 +72,48 @@ impl<E: Executor> Session<E> {
     /// an error of a step all tokens of the batch are taken back ([`PageTable::retract`]).
     fn evaluate(
         &mut self,
-        batch: &[BatchToken],
+        batch: Batch<'_>,
         mut results: StepResults<'_>,
         mut trace: Option<LayerTrace<'_>>,
     ) -> Result<(), ForwardError> {
         let begun = self.executor.begin_batch();
         self.discard_lookahead();
         begun?;
-        check_outputs(self.executor.spec(), batch, &|seq| self.pages.n_past(seq), results.needs_head())?;
-        let n_vocab = self.executor.spec().n_vocab;
-        self.pages.check(batch, n_vocab)?;
-        self.pages().begin_batch(batch);
-        let max_outputs = if results.needs_head() { self.limits.n_outputs } else { usize::MAX };
-        let steps = micro_batches(self.executor.spec(), batch, self.limits.n_tokens, max_outputs);
-        let steps: Vec<_> = if self.limits.one_run_per_sequence {
+        let (spec, limits) = (self.executor.spec(), self.limits);
+        let tokens = batch.tokens;
+        check_outputs(spec, tokens, &|seq| self.pages.n_past(seq), results.needs_head())?;
+        self.pages.check(tokens, spec.n_vocab)?;
+        let max_outputs = if results.needs_head() { limits.n_outputs } else { usize::MAX };
+        check_spans(spec, batch, limits.n_tokens, max_outputs)?;
+        if !(limits.accepts_rows || batch.spans.is_empty()) {
+            return Err(ForwardError::NoRows);
+        }
+        let n_embd = spec.n_embd;
+        let places = self.pages.span_places(batch, n_embd)?;
+        let wholes: Vec<_> =
+            batch.spans.iter().filter(|span| span.is_whole()).map(|span| span.inputs(n_embd)).collect();
+        let steps = micro_batches(spec, tokens, limits.n_tokens, max_outputs, &wholes);
+        let steps: Vec<_> = if limits.one_run_per_sequence {
             steps.into_iter().flat_map(one_run_per_sequence).collect()
         } else {
             steps
         };
-        let phase = Phase::of(batch);
-        for tokens in steps {
-            let step_results = results.take(n_outputs(tokens), self.executor.spec());
+        self.pages().begin_batch(tokens);
+        self.pages().add_spans(batch, &places);
+        let phase = Phase::of(tokens);
+        let mut first = 0;
+        for step_tokens in steps {
+            let range = first..first + step_tokens.len();
+            first = range.end;
+            let step_results = results.take(n_outputs(step_tokens), self.executor.spec());
             let trace = trace.as_mut().map(LayerTrace::reborrow);
-            let outcome = self.assign_pages(tokens).and_then(|()| {
-                let step = self.step(tokens, phase);
+            let outcome = self.assign_pages(step_tokens).and_then(|()| {
+                let inputs = step_inputs(n_embd, batch, &range, &places).map(Arc::new);
+                let step = self.step(step_tokens, phase, inputs);
                 self.executor.run(&step, step_results, trace, self.profiler.as_mut())
             });
             if let Err(why) = outcome {
-                self.pages().retract(batch);
+                self.pages().retract(tokens);
                 return Err(why);
             }
         }
@@ -112,8 +127,8 @@ impl<E: Executor> Session<E> {
     }
 
     /// The step of `tokens`, which have their pages.
-    fn step(&self, tokens: &[BatchToken], phase: Phase) -> Step {
-        Step { tokens: tokens.into(), pages: Arc::clone(&self.pages), phase }
+    fn step(&self, tokens: &[BatchToken], phase: Phase, inputs: Option<Arc<StepInputs>>) -> Step {
+        Step { tokens: tokens.into(), pages: Arc::clone(&self.pages), phase, inputs }
     }
 
     /// Evaluates a greedy decode step, and leaves further ones in flight. Returns the id that follows each sequence. On an
@@ -125,8 +140,9 @@ impl<E: Executor> Session<E> {
         }
         begun?;
         // If the step is in flight already, it gets the pages that were reserved for it.
-        let n_vocab = self.executor.spec().n_vocab;
+        let (n_vocab, n_embd) = (self.executor.spec().n_vocab, self.executor.spec().n_embd);
         self.pages.check(batch, n_vocab)?;
+        self.pages.span_places(batch.into(), n_embd)?;
         self.pages().begin_batch(batch);
         let outcome = self.assign_pages(batch).and_then(|()| self.read_decode_step(batch));
         if outcome.is_err() {
@@ -143,7 +159,7 @@ impl<E: Executor> Session<E> {
         let mut ids = vec![0; batch.len()];
         loop {
             while let Some(ahead) = self.lookahead.steps_to_submit(batch, Arc::make_mut(&mut self.pages), n_at_once) {
-                let step = self.step(batch, Phase::Decode);
+                let step = self.step(batch, Phase::Decode, None);
                 for in_flight in self.executor.submit(&step, ahead)? {
                     self.lookahead.push(in_flight);
                 }
@@ -177,12 +193,12 @@ impl<E: Executor> Session<E> {
     /// Evaluates `batch` for rows of `width` floats, to the beginning of `self.rows`. Returns their number of floats.
     fn evaluate_rows(
         &mut self,
-        batch: &[BatchToken],
+        batch: Batch<'_>,
         width: usize,
         results: impl for<'r> FnOnce(&'r mut [f32]) -> StepResults<'r>,
         trace: Option<LayerTrace<'_>>,
     ) -> Result<usize, ForwardError> {
-        let n = n_outputs(batch) * width;
+        let n = n_outputs(batch.tokens) * width;
         let mut rows = std::mem::take(&mut self.rows);
         if rows.len() < n {
             let bytes = n.saturating_mul(size_of::<f32>());
@@ -202,7 +218,7 @@ impl<E: Executor> Session<E> {
 impl<E: Executor> Session<E> {
     fn outputs(
         &mut self,
-        batch: &[BatchToken],
+        batch: Batch<'_>,
         kind: OutputKind,
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Outputs<'_>, ForwardError> {
@@ -214,43 +230,38 @@ impl<E: Executor> Session<E> {
         })
     }
 
-    fn logits(&mut self, batch: &[BatchToken], trace: Option<LayerTrace<'_>>) -> Result<Logits<'_>, ForwardError> {
+    fn logits(&mut self, batch: Batch<'_>, trace: Option<LayerTrace<'_>>) -> Result<Logits<'_>, ForwardError> {
         let n_vocab = self.executor.spec().n_vocab;
         let n = self.evaluate_rows(batch, n_vocab, |rows| StepResults::Logits(rows), trace)?;
         Ok(Logits::new(&self.rows[..n], n_vocab))
     }
 
-    fn hidden(&mut self, batch: &[BatchToken], trace: Option<LayerTrace<'_>>) -> Result<&[f32], ForwardError> {
+    fn hidden(&mut self, batch: Batch<'_>, trace: Option<LayerTrace<'_>>) -> Result<&[f32], ForwardError> {
         let n_embd = self.executor.spec().n_embd;
         let n = self.evaluate_rows(batch, n_embd, |rows| StepResults::Hidden(rows), trace)?;
         Ok(&self.rows[..n])
     }
 
     /// Ids of a step that does not run ahead.
-    fn ids(&mut self, batch: &[BatchToken], trace: Option<LayerTrace<'_>>) -> Result<Vec<u32>, ForwardError> {
+    fn ids(&mut self, batch: Batch<'_>, trace: Option<LayerTrace<'_>>) -> Result<Vec<u32>, ForwardError> {
         if !self.limits.chooses_ids {
             let logits = self.logits(batch, trace)?;
             return Ok((0..logits.n_rows()).map(|i| argmax(logits.row(i))).collect());
         }
-        let mut ids = vec![0; n_outputs(batch)];
+        let mut ids = vec![0; n_outputs(batch.tokens)];
         self.evaluate(batch, StepResults::Ids(&mut ids), trace)?;
         // If the next batch is the decode step that continues these ids, its call submits further steps, too.
-        let output_tokens: Vec<_> = batch.iter().filter(|token| token.output).copied().collect();
+        let output_tokens: Vec<_> = batch.tokens.iter().filter(|token| token.output).copied().collect();
         self.lookahead.advance(&output_tokens, &ids);
         Ok(ids)
     }
 
-    fn top_k(
-        &mut self,
-        batch: &[BatchToken],
-        k: usize,
-        trace: Option<LayerTrace<'_>>,
-    ) -> Result<Vec<TopK>, ForwardError> {
+    fn top_k(&mut self, batch: Batch<'_>, k: usize, trace: Option<LayerTrace<'_>>) -> Result<Vec<TopK>, ForwardError> {
         if k > self.limits.max_top_k {
             let logits = self.logits(batch, trace)?;
             return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
         }
-        let mut lists = vec![TopK::new(); n_outputs(batch)];
+        let mut lists = vec![TopK::new(); n_outputs(batch.tokens)];
         self.evaluate(batch, StepResults::TopK(&mut lists), trace)?;
         for list in &mut lists {
             list.truncate(k);
@@ -334,7 +345,7 @@ impl<E: Executor> ForwardPass for Session<E> {
 
     fn forward_outputs(
         &mut self,
-        batch: &[BatchToken],
+        batch: Batch<'_>,
         kind: OutputKind,
         hidden_before: &[usize],
     ) -> Result<(Outputs<'_>, HiddenRows), ForwardError> {
@@ -348,7 +359,7 @@ impl<E: Executor> ForwardPass for Session<E> {
         let mut layers = hidden_before.to_vec();
         layers.sort_unstable();
         layers.dedup();
-        let of_layer = n_outputs(batch) * n_embd;
+        let of_layer = n_outputs(batch.tokens) * n_embd;
         let n = of_layer.saturating_mul(hidden_before.len());
         let mut hidden = Vec::new();
         let bytes = n.saturating_mul(size_of::<f32>());
@@ -370,20 +381,23 @@ impl<E: Executor> ForwardPass for Session<E> {
     fn forward_traced(
         &mut self,
         batch: &[BatchToken],
-        after_layer: Option<&mut dyn FnMut(usize, &[f32])>,
+        after_layer: Option<AfterLayer<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
         let before: Vec<usize> = (1..=self.executor.spec().n_layer()).collect();
         match after_layer {
-            None => self.logits(batch, None),
+            None => self.logits(batch.into(), None),
             Some(after_layer) => {
                 let mut rows = |layer: usize, x: &[f32]| after_layer(layer - 1, x);
-                self.logits(batch, Some(LayerTrace { before: &before, tokens: TracedTokens::All, rows: &mut rows }))
+                self.logits(
+                    batch.into(),
+                    Some(LayerTrace { before: &before, tokens: TracedTokens::All, rows: &mut rows }),
+                )
             }
         }
     }
 
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        Ok(self.hidden(batch, None)?.to_vec())
+        Ok(self.hidden(batch.into(), None)?.to_vec())
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
@@ -391,11 +405,11 @@ impl<E: Executor> ForwardPass for Session<E> {
             check_outputs(self.executor.spec(), batch, &|seq| self.pages.n_past(seq), /* needs_head */ true)?;
             return self.decode_greedy(batch);
         }
-        self.ids(batch, None)
+        self.ids(batch.into(), None)
     }
 
     fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
-        self.top_k(batch, k, None)
+        self.top_k(batch.into(), k, None)
     }
 
     fn max_top_k(&self) -> usize {
@@ -447,5 +461,7 @@ impl<E: Executor> SequenceCache for Session<E> {
     }
 }
 
+#[cfg(test)]
+mod span_tests;
 #[cfg(test)]
 mod tests;

@@ -55,7 +55,7 @@ impl NullExecutor {
         for token in tokens {
             for (group, ids) in self.pages.iter_mut().enumerate() {
                 let page = step.pages.page(group, token.seq, token.pos) as usize;
-                ids[page * PAGE + token.pos % PAGE] = token.id;
+                ids[page * PAGE + token.pos % PAGE] = content(step, token, self.spec.n_embd);
             }
         }
         let mut hashes: Vec<_> = tokens.iter().map(|token| self.hash(step, token)).collect();
@@ -74,9 +74,15 @@ impl NullExecutor {
 
     /// The hash of the tokens that `token` attends to in each cache group.
     fn hash(&self, step: &Step, token: &BatchToken) -> u64 {
-        let mut hash = token.pos as u64;
+        let mut hash = step.position(token).0.iter().fold(token.pos as u64, |hash, &at| mix(hash, at.into()));
+        let span = step.inputs.as_ref().and_then(|inputs| inputs.of_token(token));
         for (group, ids) in self.pages.iter().enumerate() {
-            for pos in self.groups.groups()[group].mask.seen(token.pos, token.pos + 1) {
+            let mut seen = self.groups.groups()[group].mask.seen(token.pos, token.pos + 1);
+            let layer = (0..self.spec.n_layer()).find(|&layer| self.groups.of_layer(layer) == group);
+            if let Some((span, _)) = span.filter(|(span, _)| layer.is_some_and(|layer| span.is_whole_in(layer))) {
+                seen.end = span.slots.end;
+            }
+            for pos in seen {
                 let page = step.pages.page(group, token.seq, pos) as usize;
                 hash = mix(hash, u64::from(ids[page * PAGE + pos % PAGE]));
             }
@@ -91,6 +97,17 @@ impl NullExecutor {
 
     fn check(&self) -> Result<(), ForwardError> {
         if self.watch.is_cancelled() { Err(ForwardError::Cancelled) } else { Ok(()) }
+    }
+}
+
+/// What a page holds of an input: the token's id, or a hash of the row.
+fn content(step: &Step, token: &BatchToken, n_embd: usize) -> u32 {
+    match step.inputs.as_ref().and_then(|inputs| inputs.of_token(token)) {
+        None => token.id,
+        Some((span, i)) => {
+            let row = &span.rows[i * n_embd..][..n_embd];
+            row.iter().fold(0, |hash, x| mix(hash, x.to_bits().into())) as u32
+        }
     }
 }
 
@@ -129,6 +146,7 @@ impl Executor for NullExecutor {
             one_run_per_sequence: !self.states.is_empty(),
             chooses_ids: true,
             max_top_k: TOP_K,
+            accepts_rows: true,
             n_ahead: N_AHEAD,
         }
     }

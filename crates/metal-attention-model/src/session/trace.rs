@@ -29,7 +29,7 @@ impl TracedTokens {
     /// The rows of these tokens among those of all `tokens`: maximal ranges, ascending.
     pub fn rows(self, tokens: &[BatchToken]) -> Vec<Range<usize>> {
         match self {
-            Self::All => vec![0..tokens.len()],
+            Self::All => std::iter::once(0..tokens.len()).collect(),
             Self::Output => {
                 let mut ranges: Vec<Range<usize>> = Vec::new();
                 for (i, _) in tokens.iter().enumerate().filter(|(_, token)| token.output) {

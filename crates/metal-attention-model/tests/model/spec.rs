@@ -84,6 +84,7 @@ fn the_models_of_the_repository_have_the_documented_specs() {
                 scaling: RopeScaling::None,
                 attn_factor: 1.0,
                 factors: RopeFactors::Tensor,
+                sections: None,
             }),
             soft_cap: None,
             sinks: false,

@@ -23,7 +23,7 @@ const N_CTX: usize = 400;
 /// The RoPE cos/sin table, `[N_CTX, n_rot]`.
 fn rope_angles(n_rot: usize) -> Vec<f32> {
     let (layout, scaling, factors) = (RopeLayout::Halves, RopeScaling::None, RopeFactors::None);
-    let rope = Rope { n_rot, layout, freq_base: 10_000.0, scaling, attn_factor: 1.0, factors };
+    let rope = Rope { scaling, factors, ..Rope::new(n_rot, layout, 10_000.0) };
     rope_table(&rope, None, N_CTX)
 }
 

@@ -1,0 +1,296 @@
+//! Inputs of a batch that are not tokens: spans of embedding rows, for instance of a picture.
+//!
+//! Every input has a *slot*, its index in the sequence ([`BatchToken::pos`]), which counts for pages, limits and cuts, and
+//! a *position*, by which RoPE rotates. In text both advance together. A span gives its rows positions of up to three
+//! components, which may repeat or jump; text goes on behind the largest of them. So after a span the positions of text
+//! differ from the slots; [`PageTable`](crate::PageTable) keeps the difference of each sequence.
+
+use std::ops::Range;
+
+use crate::{BatchToken, ForwardError, ModelSpec};
+
+/// A batch: inputs that are appended to sequences, of which some may be rows of embeddings instead of token ids.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// The inputs. In the place of a span's row, `id` is the token that stands in for it where a model reads ids beside
+    /// the embedding table ([`PerLayerEmbedding`](crate::PerLayerEmbedding)).
+    pub tokens: &'a [BatchToken],
+    /// The spans, in the order of their inputs, without overlap.
+    pub spans: &'a [Span<'a>],
+}
+
+impl<'a> From<&'a [BatchToken]> for Batch<'a> {
+    fn from(tokens: &'a [BatchToken]) -> Self {
+        Self { tokens, spans: &[] }
+    }
+}
+
+/// Consecutive inputs of one sequence that are rows of embeddings.
+#[derive(Debug, Clone, Copy)]
+pub struct Span<'a> {
+    /// The index of the first input in the batch.
+    pub first: usize,
+    /// The rows, row-major `[n, n_embd]` with `n` of at least 1, as they would be after the factor on the embedding table
+    /// ([`InputEmbedding::scale`](crate::InputEmbedding::scale)).
+    pub rows: &'a [f32],
+    /// Additional rows, `[n, n_embd]` each: the `i`th are added to the residual stream after layer `i` (Qwen 3-VL's
+    /// deepstack). At most one for each layer.
+    pub additions: &'a [&'a [f32]],
+    /// The position of each row relative to that of the first text position of the span, `[n]`; empty: consecutive, as in
+    /// text.
+    pub positions: &'a [Position],
+    /// Whether each layer sees the span whole, `[n_layer]`: its inputs attend to all of it there, later inputs included.
+    /// Empty: no layer does. A span that a layer sees whole is not divided over steps, and a sequence is not cut within
+    /// it.
+    pub whole_in: &'a [bool],
+}
+
+impl Span<'_> {
+    /// Number of inputs.
+    fn len(&self, n_embd: usize) -> usize {
+        self.rows.len() / n_embd
+    }
+
+    /// The indices of its inputs in the batch.
+    pub(crate) fn inputs(&self, n_embd: usize) -> Range<usize> {
+        self.first..self.first + self.len(n_embd)
+    }
+
+    /// Whether it must not be divided.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.whole_in.contains(&true)
+    }
+
+    /// By how much the position of the text behind the span exceeds that of its first row: 1 more than the largest
+    /// component.
+    pub(crate) fn advance(&self, n: usize) -> u32 {
+        let largest = self.positions.iter().flat_map(|position| position.0).max();
+        largest.map_or(n as u32, |largest| largest.saturating_add(1))
+    }
+}
+
+/// A position of RoPE: time, height and width of a picture's or a film's patch. In text all three are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Position(pub [u32; 3]);
+
+impl Position {
+    /// The position of a token of text.
+    pub fn of_text(position: u32) -> Self {
+        Self([position; 3])
+    }
+
+    /// The position `start` further in each component. Saturates.
+    fn moved(self, start: u32) -> Self {
+        Self(self.0.map(|component| component.saturating_add(start)))
+    }
+}
+
+/// The spans of a sequence in the KV cache, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SequenceSpans {
+    spans: Vec<SpanPlace>,
+}
+
+/// A span in the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpanPlace {
+    /// The slot of its first input.
+    pub start: usize,
+    /// The slot behind its last input.
+    pub end: usize,
+    /// The text position of its first input.
+    pub position: u32,
+    /// The position of the text behind it.
+    pub next_position: u32,
+    /// Whether a layer sees it whole, so that the sequence is not cut within it.
+    pub is_whole: bool,
+}
+
+impl SequenceSpans {
+    /// The spans, in the order of their slots.
+    pub fn as_slice(&self) -> &[SpanPlace] {
+        &self.spans
+    }
+
+    /// Whether they follow each other within a sequence of `n` inputs, and all positions are within `n_ctx`.
+    pub(crate) fn are_within(&self, n: usize, n_ctx: usize) -> bool {
+        let mut end = 0;
+        self.spans.iter().all(|span| {
+            let follows = end <= span.start && span.start < span.end && span.end <= n;
+            end = span.end;
+            follows && span.position <= span.next_position && span.next_position as usize <= n_ctx
+        })
+    }
+
+    /// Appends a span behind all others.
+    pub(crate) fn push(&mut self, span: SpanPlace) {
+        self.spans.push(span);
+    }
+
+    /// The position of text at `slot`, which is in no span.
+    pub fn text_position(&self, slot: usize) -> u32 {
+        let before = self.spans.iter().rev().find(|span| span.end <= slot);
+        let (end, position) = before.map_or((0, 0), |span| (span.end, span.next_position));
+        u32::try_from(slot - end).unwrap_or(u32::MAX).saturating_add(position)
+    }
+
+    /// The longest length of at most `n` that does not cut a whole span.
+    pub(crate) fn reachable(&self, n: usize) -> usize {
+        self.spans.iter().find(|span| span.is_whole && span.start < n && n < span.end).map_or(n, |span| span.start)
+    }
+
+    /// Cuts the sequence back to `n` inputs. A span that is cut ends where the sequence does; the text behind it goes on
+    /// as if its rows had been text.
+    pub(crate) fn cut(&mut self, n: usize) {
+        self.spans.retain(|span| span.start < n);
+        if let Some(last) = self.spans.last_mut().filter(|last| last.end > n) {
+            last.next_position = last.next_position.min(last.position.saturating_add((n - last.start) as u32));
+            last.end = n;
+        }
+    }
+}
+
+/// The part of a batch's spans that one step evaluates.
+#[derive(Debug, Clone, Default)]
+pub struct StepInputs {
+    /// The spans, in the order of their tokens; empty in most steps.
+    pub spans: Vec<StepSpan>,
+}
+
+/// A span, or a part of one, in a step.
+#[derive(Debug, Clone)]
+pub struct StepSpan {
+    /// The sequence.
+    pub seq: usize,
+    /// The slots of its inputs.
+    pub slots: Range<usize>,
+    /// The embeddings, row-major `[n, n_embd]`.
+    pub rows: Vec<f32>,
+    /// Rows that are added after the first layers, `[n, n_embd]` each.
+    pub additions: Vec<Vec<f32>>,
+    /// The position of each row, `[n]`.
+    pub positions: Vec<Position>,
+    /// Whether each layer sees it whole, `[n_layer]`; empty: no layer does.
+    pub whole_in: Vec<bool>,
+}
+
+impl StepSpan {
+    /// Whether layer `layer` sees the span whole.
+    pub fn is_whole_in(&self, layer: usize) -> bool {
+        self.whole_in.get(layer).copied().unwrap_or(false)
+    }
+}
+
+impl StepInputs {
+    /// The span with this token, and the token's index in it.
+    pub fn of_token(&self, token: &BatchToken) -> Option<(&StepSpan, usize)> {
+        let span = self.spans.iter().find(|span| span.seq == token.seq && span.slots.contains(&token.pos))?;
+        Some((span, token.pos - span.slots.start))
+    }
+}
+
+/// Checks the spans of a batch whose tokens were checked: within the batch, of one sequence each, with rows and flags of the
+/// model's sizes, and not longer than `n_ubatch` where they must not be divided, with at most `max_outputs` output tokens.
+pub(crate) fn check_spans(
+    spec: &ModelSpec,
+    batch: Batch<'_>,
+    n_ubatch: usize,
+    max_outputs: usize,
+) -> Result<(), ForwardError> {
+    let refused = |why| Err(ForwardError::BadSpan { why });
+    let (n_embd, mut end) = (spec.n_embd, 0);
+    for span in batch.spans {
+        let Span { first, rows, additions, positions, whole_in } = *span;
+        let n = rows.len() / n_embd;
+        if n == 0 || !rows.len().is_multiple_of(n_embd) {
+            return refused("its rows are not as wide as the model's residual stream");
+        }
+        if first < end || n > batch.tokens.len().saturating_sub(first) {
+            return refused("it overlaps another one, or ends beyond the batch");
+        }
+        end = first + n;
+        let tokens = &batch.tokens[first..end];
+        if tokens.iter().any(|token| token.seq != tokens[0].seq) {
+            return refused("its inputs are of several sequences");
+        }
+        if additions.len() > spec.n_layer() || additions.iter().any(|more| more.len() != rows.len()) {
+            return refused("its additional rows are not those of its inputs, or there are more of them than layers");
+        }
+        if !(positions.is_empty() || positions.len() == n) {
+            return refused("it has positions for some of its inputs only");
+        }
+        if !(whole_in.is_empty() || whole_in.len() == spec.n_layer()) {
+            return refused("its layers are not those of the model");
+        }
+        let n_outputs = tokens.iter().filter(|token| token.output).count();
+        if span.is_whole() && (n > n_ubatch || n_outputs > max_outputs) {
+            return Err(ForwardError::SpanTooLong { n, n_ubatch });
+        }
+    }
+    Ok(())
+}
+
+/// The part of the spans of `batch` in the step of its inputs `range`; `None` if there is none. `places` has the place of each
+/// span in its sequence.
+pub(crate) fn step_inputs(
+    n_embd: usize,
+    batch: Batch<'_>,
+    range: &Range<usize>,
+    places: &[SpanPlace],
+) -> Option<StepInputs> {
+    let part = |(span, place): (&Span<'_>, &SpanPlace)| {
+        let inputs = span.inputs(n_embd);
+        let (start, end) = (inputs.start.max(range.start), inputs.end.min(range.end));
+        if start >= end {
+            return None;
+        }
+        let rows = start - inputs.start..end - inputs.start;
+        let elements = rows.start * n_embd..rows.end * n_embd;
+        let position = |i: usize| match span.positions.get(i) {
+            Some(position) => position.moved(place.position),
+            None => Position::of_text(place.position.saturating_add(i as u32)),
+        };
+        Some(StepSpan {
+            seq: batch.tokens[start].seq,
+            slots: place.start + rows.start..place.start + rows.end,
+            rows: span.rows[elements.clone()].to_vec(),
+            additions: span.additions.iter().map(|rows| rows[elements.clone()].to_vec()).collect(),
+            positions: rows.map(position).collect(),
+            whole_in: span.whole_in.to_vec(),
+        })
+    };
+    let spans: Vec<_> = batch.spans.iter().zip(places).filter_map(part).collect();
+    (!spans.is_empty()).then_some(StepInputs { spans })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(start: usize, end: usize, position: u32, next_position: u32, is_whole: bool) -> SpanPlace {
+        SpanPlace { start, end, position, next_position, is_whole }
+    }
+
+    #[test]
+    fn text_goes_on_behind_the_largest_component() {
+        let mut spans = SequenceSpans::default();
+        spans.push(place(3, 15, 3, 7, true));
+        spans.push(place(20, 22, 12, 14, false));
+        let positions: Vec<_> = [0, 2, 15, 16, 19, 22, 30].map(|slot| spans.text_position(slot)).to_vec();
+        assert_eq!(positions, [0, 2, 7, 8, 11, 14, 22]);
+    }
+
+    #[test]
+    fn whole_spans_are_not_cut() {
+        let mut spans = SequenceSpans::default();
+        spans.push(place(3, 15, 3, 7, true));
+        spans.push(place(20, 30, 12, 22, false));
+        assert_eq!([3, 4, 14, 15, 25].map(|n| spans.reachable(n)), [3, 3, 3, 15, 25]);
+        spans.cut(25);
+        assert_eq!(spans.as_slice()[1], place(20, 25, 12, 17, false));
+        spans.cut(20);
+        assert_eq!(spans.as_slice().len(), 1);
+        spans.cut(3);
+        assert_eq!(spans, SequenceSpans::default());
+    }
+}

@@ -1,0 +1,173 @@
+//! Sessions whose sequences have spans of embedding rows, over the executor that computes hashes.
+
+use super::*;
+use crate::{ModelShape, NullExecutor, PAGE, Position, SessionOptions, Snapshot, Span, Watch};
+
+/// Architectures whose layers keep all positions; windows, too; recurrent states.
+const ARCHITECTURES: [&str; 3] = ["llama", "gemma3", "qwen35"];
+
+/// Text before the span, its rows, and text behind it.
+const N: [usize; 3] = [30, 35, 40];
+
+fn session(architecture: &str, n_ubatch: usize) -> Session<NullExecutor> {
+    let spec = ModelSpec::from_metadata(&ModelShape::custom(architecture).unwrap().metadata()).unwrap();
+    let options = SessionOptions { n_ctx: 20 * PAGE, n_seq: 3, state_cache: 1 << 20, n_ubatch, ..Default::default() };
+    NullExecutor::session(spec, &options, Watch::default())
+}
+
+fn tokens(pass: &dyn ForwardPass, seq: usize, n: usize) -> Vec<BatchToken> {
+    let start = pass.n_past(seq);
+    let token =
+        |pos: usize| BatchToken { id: (pos * 37 % 200) as u32, seq, pos, output: pos % 7 == 0 || pos + 1 == start + n };
+    (start..start + n).map(token).collect()
+}
+
+/// What a test puts in the middle of a sequence.
+struct Picture {
+    rows: Vec<f32>,
+    positions: Vec<Position>,
+    whole_in: Vec<bool>,
+}
+
+impl Picture {
+    /// A grid of 5 x 7 patches, seen whole by all layers or by none.
+    fn new(pass: &dyn ForwardPass, is_whole: bool) -> Self {
+        let rows = (0..N[1] * pass.spec().n_embd).map(|i| (i * 13 % 101) as f32 / 50.0 - 1.0).collect();
+        let positions = (0..N[1] as u32).map(|i| Position([0, i / 7, i % 7])).collect();
+        Self { rows, positions, whole_in: vec![is_whole; pass.spec().n_layer()] }
+    }
+
+    fn span(&self, first: usize) -> Span<'_> {
+        Span { first, rows: &self.rows, additions: &[], positions: &self.positions, whole_in: &self.whole_in }
+    }
+}
+
+/// Evaluates text, the picture and text in one batch. Returns the logits.
+fn all_at_once(pass: &mut dyn ForwardPass, seq: usize, picture: &Picture) -> Vec<f32> {
+    let tokens = tokens(pass, seq, N.iter().sum());
+    let batch = Batch { tokens: &tokens, spans: &[picture.span(N[0])] };
+    let (Outputs::Logits(logits), _) = pass.forward_outputs(batch, OutputKind::Logits, &[]).unwrap() else {
+        panic!("logits")
+    };
+    logits.as_slice().to_vec()
+}
+
+fn decode(pass: &mut dyn ForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<u32> {
+    let mut ids = Vec::new();
+    for _ in 0..n {
+        id = pass.forward_greedy(&[BatchToken { id, seq, pos: pass.n_past(seq), output: true }]).unwrap()[0];
+        ids.push(id);
+    }
+    ids
+}
+
+#[test]
+fn spans_give_the_same_results_in_any_steps() {
+    for architecture in ARCHITECTURES {
+        for is_whole in [false, true] {
+            let mut pass = session(architecture, 200);
+            let picture = Picture::new(&pass, is_whole);
+            let want = all_at_once(&mut pass, 0, &picture);
+            let other =
+                Picture { rows: picture.rows.iter().map(|x| x + 0.5).collect(), ..Picture::new(&pass, is_whole) };
+            assert_ne!(all_at_once(&mut pass, 1, &other), want, "{architecture}: the rows have an effect");
+            let other = Picture { positions: Vec::new(), ..Picture::new(&pass, is_whole) };
+            assert_ne!(all_at_once(&mut pass, 2, &other), want, "{architecture}: the positions have an effect");
+            // Text goes on behind the largest component, 6.
+            let last = BatchToken { id: 0, seq: 0, pos: N.iter().sum::<usize>() - 1, output: true };
+            assert_eq!(pass.page_table().text_position(&last), Position::of_text((N[0] + 7 + N[2] - 1) as u32));
+            for n_ubatch in [36, 40, 64] {
+                let mut pass = session(architecture, n_ubatch);
+                assert!(all_at_once(&mut pass, 1, &picture) == want, "{architecture}, {n_ubatch}, whole: {is_whole}");
+            }
+        }
+        let is_whole = [false, true].map(|is_whole| {
+            let mut pass = session(architecture, 200);
+            let picture = Picture::new(&pass, is_whole);
+            all_at_once(&mut pass, 0, &picture)
+        });
+        assert_ne!(is_whole[0], is_whole[1], "{architecture}: a whole span sees more");
+    }
+}
+
+#[test]
+fn sequences_go_on_behind_spans() {
+    for architecture in ARCHITECTURES {
+        let mut pass = session(architecture, 40);
+        let picture = Picture::new(&pass, true);
+        let n: usize = N.iter().sum();
+        all_at_once(&mut pass, 0, &picture);
+        let want = decode(&mut pass, 0, 5, 20);
+        // Cut back within the text behind the span, and within the span, which is not cut.
+        for (to, reached) in [(n, n), (N[0] + N[1] + 3, N[0] + N[1] + 3), (N[0] + 9, N[0])] {
+            let found = pass.rewind(0, to);
+            assert!(found <= reached, "{architecture}: {found} {reached}");
+            assert!(found <= N[0] || found >= N[0] + N[1], "{architecture}: {found} is within the span");
+            let rest = tokens(&pass, 0, n - found);
+            let span = [picture.span(N[0] - found.min(N[0]))];
+            let spans = if found <= N[0] { &span[..] } else { &[] };
+            if !rest.is_empty() {
+                pass.forward_outputs(Batch { tokens: &rest, spans }, OutputKind::Ids, &[]).unwrap();
+            }
+            assert_eq!(decode(&mut pass, 0, 5, 20), want, "{architecture}, cut to {to}");
+        }
+        // Shared, and restored from a snapshot.
+        if pass.rewind(0, n) == n && pass.share_prefix(0, 1, n).unwrap() == n {
+            assert_eq!(decode(&mut pass, 1, 5, 20), want, "{architecture}, shared");
+        }
+        let mut bytes = Vec::new();
+        let mut source = session(architecture, 40);
+        all_at_once(&mut source, 0, &picture);
+        let snapshot = Snapshot::of_sequence(source.cache(), 0).unwrap();
+        snapshot.write_header(&mut bytes).unwrap();
+        snapshot.write_blocks(source.cache(), 0, &mut bytes).unwrap();
+        let mut bytes = &bytes[..];
+        let snapshot = Snapshot::read_header(&mut bytes, pass.n_ctx()).unwrap();
+        snapshot.restore(pass.cache(), 2, &mut bytes).unwrap();
+        assert_eq!(decode(&mut pass, 2, 5, 20), want, "{architecture}, restored");
+    }
+}
+
+#[test]
+fn bad_spans_are_refused() {
+    let mut pass = session("llama", 34);
+    let (n_embd, n_layer) = (pass.spec().n_embd, pass.spec().n_layer());
+    let picture = Picture::new(&pass, false);
+    let good = picture.span(3);
+    let (rows, many) = (&picture.rows[..], vec![&picture.rows[..]; n_layer + 1]);
+    let far = [Position([0, u32::MAX, 0]); N[1]];
+    let bad = [
+        Span { rows: &rows[1..], ..good },
+        Span { rows: &[], ..good },
+        Span { first: usize::MAX, ..good },
+        Span { first: 6, ..good },
+        Span { positions: &picture.positions[1..], ..good },
+        Span { additions: &many, ..good },
+        Span { additions: &[&rows[n_embd..]], ..good },
+        Span { whole_in: &picture.whole_in[1..], ..good },
+    ];
+    let text = tokens(&pass, 0, 40);
+    let mut refused = |tokens: &[BatchToken], spans: &[Span<'_>]| {
+        let error = pass.forward_outputs(Batch { tokens, spans }, OutputKind::Ids, &[]).unwrap_err();
+        assert_eq!(pass.n_past(0), 0);
+        assert!(pass.page_table().spans(0).as_slice().is_empty());
+        error
+    };
+    for span in bad {
+        assert!(matches!(refused(&text, &[span]), ForwardError::BadSpan { .. }), "{span:?}");
+    }
+    assert!(matches!(refused(&text, &[good, good]), ForwardError::BadSpan { .. }));
+    let whole = vec![true; n_layer];
+    let n = N[1];
+    assert_eq!(refused(&text, &[Span { whole_in: &whole, ..good }]), ForwardError::SpanTooLong { n, n_ubatch: 34 });
+    assert!(matches!(refused(&text, &[Span { positions: &far, ..good }]), ForwardError::PositionOutOfRange { .. }));
+    let mut two = text;
+    two.iter_mut().skip(10).enumerate().for_each(|(pos, token)| (token.seq, token.pos) = (1, pos));
+    assert!(matches!(refused(&two, &[good]), ForwardError::BadSpan { .. }));
+    // The text behind a span may leave the context, too.
+    let end = [Position([0, (pass.n_ctx() - 4) as u32, 0]); N[1]];
+    let tokens = tokens(&pass, 0, 45);
+    let batch = Batch { tokens: &tokens, spans: &[Span { positions: &end, ..good }] };
+    let error = pass.forward_outputs(batch, OutputKind::Ids, &[]).unwrap_err();
+    assert!(matches!(error, ForwardError::PositionOutOfRange { .. }), "{error}");
+}
