@@ -18,6 +18,7 @@ mod launch;
 mod lookahead;
 mod matrix;
 mod options;
+mod parts;
 mod profile;
 mod recurrent_state;
 mod runner;

@@ -9,27 +9,17 @@
 //! number of tokens: GEMV (up to 4, or any number in `exact` mode), a GEMM for few tokens (`matmul_few.rs`), a GEMM with warpgroup
 //! instructions (`matmul_wide.rs`, compute capability 9.0), and a GEMM for other devices.
 
-mod attention;
 mod benchmark;
 mod collectives;
 #[cfg(test)]
 mod cuda_kernels_tests;
-mod delta_rule;
-mod embedding_head;
-mod experts;
-mod feed_forward;
-mod grouped;
-mod latent_attention;
-mod layer;
-mod linear;
-mod mamba;
+pub(crate) mod grouped;
+pub(crate) mod layer;
+pub(crate) mod linear;
 mod matmul_few;
 mod matmul_wide;
-mod recurrence;
-mod rwkv;
-mod scratch;
-mod short_conv;
-mod streams;
+pub(crate) mod recurrence;
+pub(crate) mod scratch;
 mod top_k;
 
 use std::sync::Arc;
@@ -49,7 +39,6 @@ use crate::profile::Timers;
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::weights::CudaWeights;
 
-pub(crate) use experts::route_args;
 pub(crate) use matmul_few::max_few_tokens;
 pub(crate) use matmul_wide::split_bytes;
 pub(crate) use scratch::scratch_elements;
@@ -123,7 +112,7 @@ pub(crate) struct MicroBatch<'a> {
 
 impl ModelRunner {
     /// Launches a kernel. `label` is shown after its name in a profile.
-    fn launch<A: KernelArgs>(
+    pub(crate) fn launch<A: KernelArgs>(
         &mut self,
         entry: EntryPoint<A>,
         label: &str,
@@ -132,8 +121,8 @@ impl ModelRunner {
     ) -> Result<(), CudaError> {
         let kernel = self.kernels.get(&self.gpu, entry)?;
         self.n_launches += 1;
-        // SAFETY: the files of this folder make all `args` from slices of buffers that the executor holds as long as this runner: weights,
-        // caches and `buffers`, which are sized for the largest micro-batch. Pages and state slots are checked by `PageTable::check`,
+        // SAFETY: `runner/` and `parts/` make all `args` from slices of buffers that the executor holds as long as this runner:
+        // weights, caches and `buffers`, which are sized for the largest micro-batch. Pages and state slots are checked by `PageTable::check`,
         // `CudaRecurrentStates::write` and `check_batch` before they are uploaded.
         let launch = |order: LaunchOrder| unsafe { self.gpu.launch(kernel, grid, args, order) };
         match &mut self.timers {

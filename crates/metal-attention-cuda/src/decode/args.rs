@@ -8,7 +8,7 @@ use crate::args::{COPIES, LayerArgs, MAX_OPS, OpArgs, OpMatrixArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
 use crate::matrix::{PANEL, TILE, WeightLayout};
-use crate::runner::route_args;
+use crate::parts::experts::route_args;
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
 

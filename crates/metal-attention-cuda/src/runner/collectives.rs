@@ -32,7 +32,7 @@ impl ModelRunner {
 
     /// Counts the exchanges of the forward pass on the device, so that the tags of the next pass differ. The last launch of a
     /// pass.
-    pub(super) fn count_exchanges(&mut self) -> Result<(), CudaError> {
+    pub(crate) fn count_exchanges(&mut self) -> Result<(), CudaError> {
         let Some(args) = self.exchange.as_ref().map(Exchange::count_args).filter(|args| args.n > 0) else {
             return Ok(());
         };
@@ -54,7 +54,7 @@ impl ModelRunner {
     /// `out = scale * sum of part over the ranks`, or, with `add`, `out += ...`: the first `n` elements of `part` and
     /// `out`. The sum is computed in the order of the ranks, so that all have the same bits. Sliced sums are sent as F16 unless
     /// the runner is `exact`. Does nothing without tensor parallelism.
-    pub(super) fn all_reduce(
+    pub(crate) fn all_reduce(
         &mut self,
         part: DeviceSlice<f32>,
         out: DeviceSlice<f32>,
@@ -92,7 +92,7 @@ impl ModelRunner {
 
     /// Gathers the logits of `n_rows` tokens, `[n_rows, n_vocab]`, of which each rank has computed the columns of its part of
     /// the vocabulary. Does nothing if the output head is not sharded.
-    pub(super) fn gather_logits(&mut self, n_rows: usize, n_vocab: usize) -> Result<(), CudaError> {
+    pub(crate) fn gather_logits(&mut self, n_rows: usize, n_vocab: usize) -> Result<(), CudaError> {
         let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.shard.plan.head) else {
             return Ok(());
         };

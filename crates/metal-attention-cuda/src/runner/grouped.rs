@@ -34,7 +34,7 @@ const FEW_TILES: usize = 4;
 /// Items sorted by group on the device. Each group begins at a multiple of 8 places, a tile of the GEMM; the places between
 /// groups are empty.
 #[derive(Clone, Copy)]
-pub(super) struct SortedItems {
+pub(crate) struct SortedItems {
     /// The item at each place, `[n_places]`.
     items: DevicePtr<u32>,
     /// The list of work for the GEMM's blocks: a group and some of its tiles each.
@@ -55,46 +55,46 @@ fn max_places(n_items: usize, n_groups: usize) -> usize {
 }
 
 /// Scratch elements of a sort: the item of each place; the list of work and its length.
-pub(super) fn sorted_elements(n_items: usize, n_groups: usize) -> [usize; 2] {
+pub(crate) fn sorted_elements(n_items: usize, n_groups: usize) -> [usize; 2] {
     let n = max_places(n_items, n_groups);
     [n, n / 8 * 4 + 4]
 }
 
 /// Scratch elements (4 bytes each) of the packed rows of all places.
-pub(super) fn packed_elements(n_items: usize, n_groups: usize, width: usize) -> usize {
+pub(crate) fn packed_elements(n_items: usize, n_groups: usize, width: usize) -> usize {
     max_places(n_items, n_groups) * width.next_multiple_of(PANEL) / 2
 }
 
 /// A product of all items with the matrices of their groups.
 #[derive(Clone, Copy)]
-pub(super) struct GroupedLinearOp<'a> {
+pub(crate) struct GroupedLinearOp<'a> {
     /// A label for profiles.
-    pub(super) label: &'static str,
+    pub(crate) label: &'static str,
     /// The matrices; for [`Epilogue::Gated`] the gates.
-    pub(super) first: &'a CudaStack,
+    pub(crate) first: &'a CudaStack,
     /// More matrices with the same input, whose rows follow those of the first in `y`; for [`Epilogue::Gated`] the ups.
-    pub(super) second: Option<&'a CudaStack>,
+    pub(crate) second: Option<&'a CudaStack>,
     /// Store or gated.
-    pub(super) epilogue: Epilogue,
+    pub(crate) epilogue: Epilogue,
     /// The activation of a gated product, by its number in the kernels.
-    pub(super) activation: u32,
+    pub(crate) activation: u32,
     /// The group of each item; null: the group of item `i` is `i % n`.
-    pub(super) groups: DevicePtr<u32>,
+    pub(crate) groups: DevicePtr<u32>,
     /// The input: F32 rows, or packed F16 rows for a grouped GEMM. Item `i` reads the row that begins at element `i / items_a_row * x_stride`.
-    pub(super) x: DeviceSlice<f32>,
+    pub(crate) x: DeviceSlice<f32>,
     /// Items that read the same row of the input.
-    pub(super) items_a_row: usize,
+    pub(crate) items_a_row: usize,
     /// Elements from a row of the input to the next one.
-    pub(super) x_stride: usize,
+    pub(crate) x_stride: usize,
     /// The result: F32 rows, or packed F16 rows of a gated grouped GEMM. Item `i` is written from element `i * y_stride` on.
-    pub(super) y: DeviceSlice<f32>,
+    pub(crate) y: DeviceSlice<f32>,
     /// Elements from a row of the result to the next one.
-    pub(super) y_stride: usize,
+    pub(crate) y_stride: usize,
 }
 
 impl ModelRunner {
     /// Launches the grouped GEMV of `n_items` items.
-    pub(super) fn grouped_gemv(&mut self, p: &GroupedLinearOp<'_>, n_items: usize) -> Result<(), CudaError> {
+    pub(crate) fn grouped_gemv(&mut self, p: &GroupedLinearOp<'_>, n_items: usize) -> Result<(), CudaError> {
         let (n_in, first) = (p.first.n_in(), p.first.args());
         let second = p.second.map_or(first, CudaStack::args);
         let n_panels = n_in.div_ceil(PANEL);
@@ -134,13 +134,13 @@ impl ModelRunner {
     }
 
     /// Whether the grouped GEMM is better for `n_items` items of `n_tokens` tokens. Not where products read F32 inputs.
-    pub(super) fn uses_grouped_gemm(&self, n_tokens: usize, n_items: usize, n_groups: usize) -> bool {
+    pub(crate) fn uses_grouped_gemm(&self, n_tokens: usize, n_items: usize, n_groups: usize) -> bool {
         let worth = n_items >= 2 * n_groups || n_tokens >= MANY_TOKENS;
         !self.uses_f32_inputs(n_tokens) && worth && n_groups <= MAX_GROUPS
     }
 
     /// Sorts items by group, to scratch of [`sorted_elements`].
-    pub(super) fn sort_by_group(
+    pub(crate) fn sort_by_group(
         &mut self,
         groups: DevicePtr<u32>,
         n_items: usize,
@@ -173,7 +173,7 @@ impl ModelRunner {
     }
 
     /// Packs the rows of sorted items: the row of item `i` begins at element `i / items_a_row * x_stride` of `x`.
-    pub(super) fn gather_rows(
+    pub(crate) fn gather_rows(
         &mut self,
         sorted: &SortedItems,
         (x, items_a_row, x_stride): (DeviceSlice<f32>, usize, usize),
@@ -194,7 +194,7 @@ impl ModelRunner {
 
     /// Launches the grouped GEMM of sorted items, whose packed rows `p.x` is. The results go to the items' rows at `p.y`; those
     /// of a gated product are packed again, in the sorted order.
-    pub(super) fn grouped_gemm(&mut self, p: &GroupedLinearOp<'_>, sorted: &SortedItems) -> Result<(), CudaError> {
+    pub(crate) fn grouped_gemm(&mut self, p: &GroupedLinearOp<'_>, sorted: &SortedItems) -> Result<(), CudaError> {
         let (gated, first) = (p.epilogue == Epilogue::Gated, p.first.args());
         let second = p.second.map_or(first, CudaStack::args);
         let args = GroupedMatmulArgs {

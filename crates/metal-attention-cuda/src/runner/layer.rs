@@ -16,7 +16,7 @@ use crate::weights::{CudaLayer, CudaLinear, CudaNorm, CudaParts};
 
 /// The result of a mixer or a feed-forward, mostly not computed yet. A mixer may have several, which are added.
 #[derive(Clone, Copy)]
-pub(super) enum SublayerOutput<'w> {
+pub(crate) enum SublayerOutput<'w> {
     /// The product `linear` of `input`.
     Product { label: &'static str, linear: &'w CudaLinear, input: LinearInput },
     /// F32 rows `[n_tokens, n_embd]`.
@@ -26,7 +26,7 @@ pub(super) enum SublayerOutput<'w> {
 }
 
 /// The result of a mixer or a feed-forward.
-pub(super) struct BranchOutput<'w> {
+pub(crate) struct BranchOutput<'w> {
     /// What is added up; nothing if there is no mixer or no feed-forward.
     outputs: Vec<SublayerOutput<'w>>,
     /// Whether these are partial sums of this rank, to be added up over all ranks.
@@ -35,7 +35,7 @@ pub(super) struct BranchOutput<'w> {
 
 /// The input of a mixer or a feed-forward.
 #[derive(Clone, Copy)]
-pub(super) struct BranchInput<'w> {
+pub(crate) struct BranchInput<'w> {
     /// What the products read.
     input: LinearInput,
     /// In a decode step of a mixture of experts, the norm that the router's kernel applies before it writes the rows of
@@ -51,13 +51,13 @@ impl BranchInput<'_> {
 }
 
 /// The launches of one layer: the operations of [`LayerOps`], which has their order.
-pub(super) struct LayerRun<'r, 'b> {
+pub(crate) struct LayerRun<'r, 'b> {
     /// The launches.
-    pub(super) runner: &'r mut ModelRunner,
+    pub(crate) runner: &'r mut ModelRunner,
     /// The micro-batch.
-    pub(super) batch: MicroBatch<'b>,
+    pub(crate) batch: MicroBatch<'b>,
     /// The layer's index.
-    pub(super) i: usize,
+    pub(crate) i: usize,
 }
 
 impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
@@ -158,7 +158,7 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
 
 impl ModelRunner {
     /// Launches layer `i`.
-    pub(super) fn layer(&mut self, batch: MicroBatch<'_>, i: usize, layer: &CudaLayer) -> Result<(), CudaError> {
+    pub(crate) fn layer(&mut self, batch: MicroBatch<'_>, i: usize, layer: &CudaLayer) -> Result<(), CudaError> {
         LayerRun { runner: self, batch, i }.run_layer(layer)
     }
 
@@ -175,7 +175,7 @@ impl ModelRunner {
 
     /// `x += scale * norm(sum of outputs)`. `is_sharded`: the outputs are partial sums of this rank, and are added up over all
     /// ranks first.
-    pub(super) fn join(
+    pub(crate) fn join(
         &mut self,
         batch: MicroBatch<'_>,
         outputs: &[SublayerOutput<'_>],

@@ -21,23 +21,23 @@ use crate::support::norm_kind;
 use crate::weights::{CudaLinear, CudaNorm};
 
 /// Most tokens of one GEMV launch; the largest micro-batch whose inputs stay F32 outside of `exact` mode.
-pub(super) const GEMV_TOKENS: usize = 4;
+pub(crate) const GEMV_TOKENS: usize = 4;
 /// Warps of a block of the GEMV and GEMM kernels.
-pub(super) const WARPS: usize = 8;
+pub(crate) const WARPS: usize = 8;
 /// Warps over the whole device that keep enough loads in flight to use the full memory bandwidth.
-pub(super) const WARPS_IN_FLIGHT: usize = 2112;
+pub(crate) const WARPS_IN_FLIGHT: usize = 2112;
 /// Elements of a matrix from which on a GEMV launches two blocks for each multiprocessor even if only one fits at a time.
 const LARGE_MATRIX: usize = 8 << 20;
 /// Shared memory that the driver reserves in each block.
 const RESERVED_SHARED: usize = 1 << 10;
 /// Blocks of the GEMV and few-token GEMM kernels that a multiprocessor runs at the same time.
-pub(super) const BLOCKS_PER_SM: usize = 2;
+pub(crate) const BLOCKS_PER_SM: usize = 2;
 /// Panels that a warp has in flight.
-pub(super) const PREFETCHED_PANELS: usize = 4;
+pub(crate) const PREFETCHED_PANELS: usize = 4;
 
 /// The input rows of a product.
 #[derive(Clone, Copy)]
-pub(super) enum LinearInput {
+pub(crate) enum LinearInput {
     /// F32 rows `x`, `[n_tokens, n_in]`. The kernel applies an RMSNorm with the weights `norm` and epsilon `eps`; null: no norm.
     Rows { x: DeviceSlice<f32>, norm: DevicePtr<f32>, eps: f32 },
     /// F16 rows, packed (`Activations::packed_..`).
@@ -46,37 +46,37 @@ pub(super) enum LinearInput {
 
 impl LinearInput {
     /// F32 rows without a norm.
-    pub(super) fn rows(x: DeviceSlice<f32>) -> Self {
+    pub(crate) fn rows(x: DeviceSlice<f32>) -> Self {
         Self::Rows { x, norm: DevicePtr::NULL, eps: 0.0 }
     }
 }
 
 /// A product of all tokens of a micro-batch with one or more matrices that have the same input.
-pub(super) struct LinearOp<'a> {
+pub(crate) struct LinearOp<'a> {
     /// A label for profiles.
-    pub(super) label: &'static str,
+    pub(crate) label: &'static str,
     /// The matrices, each with the row of `y` at which its rows begin. For [`Epilogue::Gated`] exactly two: gate and up, both
     /// from row 0.
-    pub(super) matrices: Vec<(&'a CudaMatrix, usize)>,
+    pub(crate) matrices: Vec<(&'a CudaMatrix, usize)>,
     /// Elements of a row of `y`.
-    pub(super) n_out: usize,
+    pub(crate) n_out: usize,
     /// What becomes of the sums: stored, added to `y`, or `activation(gate) * up`.
-    pub(super) epilogue: Epilogue,
+    pub(crate) epilogue: Epilogue,
     /// The activation of a gated product, by its number in the kernels.
-    pub(super) activation: u32,
+    pub(crate) activation: u32,
     /// Factor on what is added, for [`Epilogue::Add`].
-    pub(super) scale: f32,
+    pub(crate) scale: f32,
     /// The bias `[n_out]`, or null; gated products have none.
-    pub(super) bias: DevicePtr<f32>,
+    pub(crate) bias: DevicePtr<f32>,
     /// The result, F32 `[n_tokens, n_out]`.
-    pub(super) y: DeviceSlice<f32>,
+    pub(crate) y: DeviceSlice<f32>,
     /// The result as packed F16, where a gated product of the GEMM path stores it so instead of to `y`; else null.
-    pub(super) packed: DevicePtr<F16>,
+    pub(crate) packed: DevicePtr<F16>,
 }
 
 impl<'a> LinearOp<'a> {
     /// The product with a whole matrix, stored. The caller sets `y`.
-    pub(super) fn stored(label: &'static str, matrix: &'a CudaMatrix) -> Self {
+    pub(crate) fn stored(label: &'static str, matrix: &'a CudaMatrix) -> Self {
         Self {
             label,
             matrices: vec![(matrix, 0)],
@@ -113,7 +113,7 @@ impl<'a> LinearOp<'a> {
 
     /// The number of blocks for `n_tiles` tiles of rows each, and for each matrix the block after its last one. A gated product
     /// has blocks for the gate's rows only; each computes the same rows of up, too.
-    pub(super) fn count_blocks(
+    pub(crate) fn count_blocks(
         &self,
         matrices: &[(&CudaMatrix, usize)],
         n_tiles: usize,
@@ -128,7 +128,7 @@ impl<'a> LinearOp<'a> {
     }
 
     /// The matrices whose rows get blocks of their own: all of them; of a gated product the gate only.
-    pub(super) fn stacked_matrices<'b, 'm>(
+    pub(crate) fn stacked_matrices<'b, 'm>(
         &self,
         matrices: &'b [(&'m CudaMatrix, usize)],
     ) -> &'b [(&'m CudaMatrix, usize)] {
@@ -147,7 +147,7 @@ impl<'a> LinearOp<'a> {
 }
 
 /// Arguments for up to [`MAX_MATRICES`] matrices.
-pub(super) fn matrix_args(matrices: &[(&CudaMatrix, usize)]) -> [MatrixArgs; MAX_MATRICES] {
+pub(crate) fn matrix_args(matrices: &[(&CudaMatrix, usize)]) -> [MatrixArgs; MAX_MATRICES] {
     let mut args = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_MATRICES];
     for (to, (matrix, first)) in args.iter_mut().zip(matrices) {
         *to = matrix.args(*first);
@@ -156,7 +156,7 @@ pub(super) fn matrix_args(matrices: &[(&CudaMatrix, usize)]) -> [MatrixArgs; MAX
 }
 
 /// Arguments of the norm kernel for rows `x` of `n_in` elements; without `norm` it only copies. The caller sets the output.
-pub(super) fn norm_args(norm: Option<&CudaNorm>, x: DeviceSlice<f32>, n_in: usize) -> NormArgs {
+pub(crate) fn norm_args(norm: Option<&CudaNorm>, x: DeviceSlice<f32>, n_in: usize) -> NormArgs {
     NormArgs {
         x: x.ptr(),
         weight: norm.map_or(DevicePtr::NULL, |norm| norm.weight.ptr()),
@@ -174,13 +174,13 @@ pub(super) fn norm_args(norm: Option<&CudaNorm>, x: DeviceSlice<f32>, n_in: usiz
 }
 
 /// The largest power of two that is not more than `n`.
-pub(super) fn previous_power_of_two(n: usize) -> usize {
+pub(crate) fn previous_power_of_two(n: usize) -> usize {
     if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 }
 }
 
 /// Bytes of shared memory of a GEMV block (`matvec_share`): the ring of records in flight of each warp, zeros, squares, sums
 /// that warps exchange, and the inputs of `n_tokens` tokens.
-pub(super) fn gemv_shared_bytes(
+pub(crate) fn gemv_shared_bytes(
     layouts: impl Iterator<Item = WeightLayout>,
     n_panels: usize,
     n_tokens: usize,
@@ -194,12 +194,12 @@ pub(super) fn gemv_shared_bytes(
 
 impl ModelRunner {
     /// Whether products of `n_tokens` tokens read F32 inputs (GEMV), and not packed F16 inputs (GEMM).
-    pub(super) fn uses_f32_inputs(&self, n_tokens: usize) -> bool {
+    pub(crate) fn uses_f32_inputs(&self, n_tokens: usize) -> bool {
         self.exact || n_tokens <= GEMV_TOKENS
     }
 
     /// Rows that exist both as F32 and packed, in the form that products of `n_tokens` tokens read.
-    pub(super) fn input(&self, rows: &CudaBuffer, packed: &CudaBuffer, n_tokens: usize) -> LinearInput {
+    pub(crate) fn input(&self, rows: &CudaBuffer, packed: &CudaBuffer, n_tokens: usize) -> LinearInput {
         if self.uses_f32_inputs(n_tokens) {
             LinearInput::rows(rows.slice())
         } else {
@@ -209,7 +209,7 @@ impl ModelRunner {
 
     /// The normalised residual stream as input of products: packed; or F32, where the product applies the norm itself if it
     /// can, else a launch stores the normalised rows to `h`.
-    pub(super) fn normed(
+    pub(crate) fn normed(
         &mut self,
         norm: Option<&CudaNorm>,
         n_embd: usize,
@@ -233,7 +233,7 @@ impl ModelRunner {
     }
 
     /// As [`normed`](Self::normed), but the normalised rows are always in `h` as F32, too, for other readers than products.
-    pub(super) fn normed_with_f32(
+    pub(crate) fn normed_with_f32(
         &mut self,
         norm: Option<&CudaNorm>,
         n_embd: usize,
@@ -250,7 +250,7 @@ impl ModelRunner {
     }
 
     /// The F32 rows `x` of `n_in` elements, at most as wide as `packed_rows` allows, as input of products.
-    pub(super) fn rows(&mut self, x: DeviceSlice<f32>, n_in: usize, n_tokens: usize) -> Result<LinearInput, CudaError> {
+    pub(crate) fn rows(&mut self, x: DeviceSlice<f32>, n_in: usize, n_tokens: usize) -> Result<LinearInput, CudaError> {
         if self.uses_f32_inputs(n_tokens) {
             return Ok(LinearInput::rows(x));
         }
@@ -260,14 +260,14 @@ impl ModelRunner {
     }
 
     /// Launches the norm kernel for `n_rows` rows.
-    pub(super) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
+    pub(crate) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
         let n_token_tiles = self.packed_layout(n_rows);
         let grid = LaunchGrid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
         self.launch(kernels::NORM_ROWS, "", grid, &NormArgs { n_token_tiles, ..args })
     }
 
     /// Launches the product with one matrix, stored to `y`.
-    pub(super) fn store(
+    pub(crate) fn store(
         &mut self,
         label: &'static str,
         linear: &CudaLinear,
@@ -280,14 +280,14 @@ impl ModelRunner {
     }
 
     /// Tokens of a GEMV launch: [`GEMV_TOKENS`], or fewer if a block has not enough shared memory for their inputs.
-    pub(super) fn gemv_tokens(&self, layouts: &(impl Iterator<Item = WeightLayout> + Clone), n_in: usize) -> usize {
+    pub(crate) fn gemv_tokens(&self, layouts: &(impl Iterator<Item = WeightLayout> + Clone), n_in: usize) -> usize {
         let max_bytes = self.gpu.summary().max_shared;
         let fits = |n: &usize| gemv_shared_bytes(layouts.clone(), n_in.div_ceil(PANEL), *n) <= max_bytes;
         (2..=GEMV_TOKENS).rev().find(fits).unwrap_or(1)
     }
 
     /// Launches `p` for all tokens. `n_in`: elements of an input row.
-    pub(super) fn product(
+    pub(crate) fn product(
         &mut self,
         p: &LinearOp<'_>,
         input: LinearInput,
@@ -316,7 +316,7 @@ impl ModelRunner {
     /// Launches one GEMV for `n_tokens` tokens, at most [`GEMV_TOKENS`]. `x`, `norm` and `eps` are those of [`LinearInput::Rows`]. `rows`
     /// are the indices of the tokens' rows in `x`, `[n_tokens]`; null: rows 0, 1, ... The result goes to `y`.
     #[expect(clippy::too_many_arguments, reason = "the operands of a product")]
-    pub(super) fn gemv(
+    pub(crate) fn gemv(
         &mut self,
         p: &LinearOp<'_>,
         x: DeviceSlice<f32>,
@@ -423,7 +423,7 @@ impl ModelRunner {
 
     /// Launches the GEMM of the packed rows `x`: `matmul_few` up to [`ModelRunner::max_few_tokens`] tokens, above that `matmul_wide` where
     /// the device has warpgroup instructions, else `matmul`.
-    pub(super) fn gemm(&mut self, p: &LinearOp<'_>, x: DeviceSlice<F16>, n_tokens: usize) -> Result<(), CudaError> {
+    pub(crate) fn gemm(&mut self, p: &LinearOp<'_>, x: DeviceSlice<F16>, n_tokens: usize) -> Result<(), CudaError> {
         // The GEMM without warpgroup instructions supports one layout for gate and up.
         let layouts_differ =
             p.epilogue == Epilogue::Gated && p.matrices.iter().any(|(part, _)| part.layout != p.matrices[0].0.layout);

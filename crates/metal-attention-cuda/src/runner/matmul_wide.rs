@@ -77,7 +77,7 @@ fn wide_plan(row_blocks: usize, n_panels: usize, n_tokens: usize, n_sm: usize) -
 impl ModelRunner {
     /// `n_token_tiles` for kernels that pack `n_tokens` rows: their number of tiles, and the flag of the layout that products
     /// of that many tokens read.
-    pub(super) fn packed_layout(&self, n_tokens: usize) -> u32 {
+    pub(crate) fn packed_layout(&self, n_tokens: usize) -> u32 {
         let wide = self.gpu.summary().has_wgmma() && n_tokens > self.max_few_tokens;
         n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
     }

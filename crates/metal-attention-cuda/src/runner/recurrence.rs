@@ -44,7 +44,7 @@ fn preparing_threads(n_blocks: usize, n_sm: usize, longest: usize) -> usize {
 
 /// The geometry of the blocks of one kind of recurrence: `R` of `recurrence.cuh`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RecurrenceKernel {
+pub(crate) struct RecurrenceKernel {
     /// Threads that share a column of the state.
     lanes: usize,
     /// Columns of the state of a block.
@@ -57,17 +57,17 @@ pub(super) struct RecurrenceKernel {
 
 impl RecurrenceKernel {
     /// The gated delta rule, with a decay for each head.
-    pub(super) const DELTA_RULE: Self = Self::per_head(2, 1);
+    pub(crate) const DELTA_RULE: Self = Self::per_head(2, 1);
     /// The gated delta rule, with a decay for each channel of a head.
-    pub(super) const DELTA_RULE_OF_CHANNELS: Self = Self::per_head(3, 1);
+    pub(crate) const DELTA_RULE_OF_CHANNELS: Self = Self::per_head(3, 1);
     /// Mamba: one head, whose columns are the channels.
-    pub(super) const MAMBA: Self = Self { lanes: 4, columns: 32, vectors: 2, values: 4 };
+    pub(crate) const MAMBA: Self = Self { lanes: 4, columns: 32, vectors: 2, values: 4 };
     /// Mamba-2.
-    pub(super) const MAMBA2: Self = Self::per_head(2, 3);
+    pub(crate) const MAMBA2: Self = Self::per_head(2, 3);
     /// RWKV-6.
-    pub(super) const RWKV6: Self = Self::per_head(3, 1);
+    pub(crate) const RWKV6: Self = Self::per_head(3, 1);
     /// RWKV-7.
-    pub(super) const RWKV7: Self = Self::per_head(5, 1);
+    pub(crate) const RWKV7: Self = Self::per_head(5, 1);
 
     /// A recurrence with a matrix for each head.
     const fn per_head(vectors: usize, values: usize) -> Self {
@@ -110,7 +110,7 @@ impl RecurrenceKernel {
 
 impl ModelRunner {
     /// Arguments of a scan over all runs, from `states` to the rows `out`.
-    pub(super) fn scan_args(
+    pub(crate) fn scan_args(
         batch: MicroBatch<'_>,
         kernel: RecurrenceKernel,
         states: StatesArgs,
@@ -130,7 +130,7 @@ impl ModelRunner {
     }
 
     /// Launches a scan by a kernel of `family`. `args` are its arguments, which begin with `scan`.
-    pub(super) fn launch_scan<A: KernelArgs>(
+    pub(crate) fn launch_scan<A: KernelArgs>(
         &mut self,
         batch: MicroBatch<'_>,
         kernel: RecurrenceKernel,
@@ -151,7 +151,7 @@ impl ModelRunner {
 
     /// The further arguments of the fused decode kernel: the convolution before the scan and the norm of each head after it, if
     /// there is one. `None` if a run has several tokens or a head is too large; then these are separate launches.
-    pub(super) fn fused_decode_args(
+    pub(crate) fn fused_decode_args(
         &self,
         batch: MicroBatch<'_>,
         kernel: RecurrenceKernel,
@@ -167,7 +167,7 @@ impl ModelRunner {
     }
 
     /// Launches the fused decode kernel, one of `family`. `args` are its arguments, which begin with `scan`.
-    pub(super) fn launch_fused_decode<A: KernelArgs>(
+    pub(crate) fn launch_fused_decode<A: KernelArgs>(
         &mut self,
         batch: MicroBatch<'_>,
         kernel: RecurrenceKernel,

@@ -7,7 +7,7 @@
 use metal_attention_model::{FeedForward, Mixer, ModelSpec, Parts};
 
 use super::linear::{LinearInput, LinearOp, norm_args};
-use super::{MicroBatch, ModelRunner, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
+use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{
     ConvolutionArgs, ElementwiseFunction, FunctionArgs, GroupNormArgs, MAX_MATRICES, NormArgs, RunsArgs,
@@ -16,6 +16,7 @@ use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
+use crate::parts::{delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::recurrent_state::RunSizes;
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::{CudaJoined, CudaLinear, CudaNorm};
@@ -90,7 +91,7 @@ pub(crate) fn feed_forward_reads_rows<P: Parts>(feed_forward: &FeedForward<P>) -
 
 impl ModelRunner {
     /// Scratch rows of these widths for each token. They overwrite those of earlier calls.
-    pub(super) fn scratch_rows<const N: usize>(
+    pub(crate) fn scratch_rows<const N: usize>(
         &self,
         batch: MicroBatch<'_>,
         widths: [usize; N],
@@ -102,7 +103,7 @@ impl ModelRunner {
     ///
     /// # Panics
     /// If the scratch is smaller than their sum ([`scratch_elements`]).
-    pub(super) fn scratch<const N: usize>(&self, elements: [usize; N]) -> [DeviceSlice<f32>; N] {
+    pub(crate) fn scratch<const N: usize>(&self, elements: [usize; N]) -> [DeviceSlice<f32>; N] {
         let mut rest = self.buffers.rows.slice();
         let parts = elements.map(|n| {
             let part = rest.take(n);
@@ -115,7 +116,7 @@ impl ModelRunner {
 
     /// F32 rows of the scratch as input of products, perhaps through a norm. May overwrite `x` with the normalised rows, and
     /// overwrites `packed_rows`, so only one such input is valid at a time.
-    pub(super) fn rows_input(
+    pub(crate) fn rows_input(
         &mut self,
         batch: MicroBatch<'_>,
         x: DeviceSlice<f32>,
@@ -139,7 +140,7 @@ impl ModelRunner {
     }
 
     /// Launches `out = norm(x)` for all tokens' rows.
-    pub(super) fn norm_rows(
+    pub(crate) fn norm_rows(
         &mut self,
         batch: MicroBatch<'_>,
         x: DeviceSlice<f32>,
@@ -151,7 +152,7 @@ impl ModelRunner {
     }
 
     /// Launches `y = W x + b` for all tokens, with matrices one below the other. Only a single matrix may have a bias.
-    pub(super) fn store_all<const N: usize>(
+    pub(crate) fn store_all<const N: usize>(
         &mut self,
         batch: MicroBatch<'_>,
         label: &'static str,
@@ -164,7 +165,7 @@ impl ModelRunner {
     }
 
     /// Launches `y = W x + b` with matrices that were joined at load.
-    pub(super) fn store_joined(
+    pub(crate) fn store_joined(
         &mut self,
         batch: MicroBatch<'_>,
         label: &'static str,
@@ -187,7 +188,7 @@ impl ModelRunner {
     }
 
     /// Launches `y = W x + b` with matrices one below the other and one bias for all rows, or null.
-    pub(super) fn store_matrices<const N: usize>(
+    pub(crate) fn store_matrices<const N: usize>(
         &mut self,
         batch: MicroBatch<'_>,
         label: &'static str,
@@ -210,7 +211,7 @@ impl ModelRunner {
     }
 
     /// Launches `y = W x + b` of the F32 rows `x` that no other product reads.
-    pub(super) fn store_rows(
+    pub(crate) fn store_rows(
         &mut self,
         batch: MicroBatch<'_>,
         label: &'static str,
@@ -223,13 +224,13 @@ impl ModelRunner {
     }
 
     /// The runs of the micro-batch, and their sizes.
-    pub(super) fn runs(batch: MicroBatch<'_>) -> (RunsArgs, RunSizes) {
+    pub(crate) fn runs(batch: MicroBatch<'_>) -> (RunsArgs, RunSizes) {
         (batch.recurrent.runs(), batch.size.runs)
     }
 
     /// Launches the convolution of layer `i`. Its state, the last inputs, is the first part of the layer's state. `args` need
     /// no runs and states.
-    pub(super) fn convolution(
+    pub(crate) fn convolution(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,
@@ -241,20 +242,20 @@ impl ModelRunner {
     }
 
     /// `args` with the runs of the micro-batch and the states of layer `i`.
-    pub(super) fn convolution_of(batch: MicroBatch<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
+    pub(crate) fn convolution_of(batch: MicroBatch<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
         let (runs, _) = Self::runs(batch);
         ConvolutionArgs { runs, states: batch.recurrent.of_layer(i, 0), ..args }
     }
 
     /// A grid with a thread for each channel and some tokens of a run, 128 channels to a block.
-    pub(super) fn channels_of_runs(batch: MicroBatch<'_>, channels: usize) -> LaunchGrid {
+    pub(crate) fn channels_of_runs(batch: MicroBatch<'_>, channels: usize) -> LaunchGrid {
         let (_, sizes) = Self::runs(batch);
         let blocks = [channels.div_ceil(128), sizes.longest.div_ceil(TOKENS_OF_BLOCK), sizes.n];
         LaunchGrid { blocks, threads: 128, shared: 0 }
     }
 
     /// Launches norm and gate over groups of each token's row.
-    pub(super) fn group_norm(&mut self, batch: MicroBatch<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
+    pub(crate) fn group_norm(&mut self, batch: MicroBatch<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
         // Four elements for each thread, as far as a block has threads.
         let (entry, groups, threads) = match args.n {
             0..=SMALL_GROUP => (kernels::GROUP_NORM_SMALL, 4, 128),
@@ -265,7 +266,7 @@ impl ModelRunner {
     }
 
     /// Launches a function of each element of all tokens' rows `x`; `with` is its second operand, or [`DeviceSlice::NONE`].
-    pub(super) fn elementwise(
+    pub(crate) fn elementwise(
         &mut self,
         batch: MicroBatch<'_>,
         function: ElementwiseFunction,

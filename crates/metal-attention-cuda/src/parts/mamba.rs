@@ -3,10 +3,6 @@
 use bytemuck::Zeroable;
 use metal_attention_model::{Mamba2Spec, MambaDecay, MambaSpec};
 
-use super::layer::SublayerOutput;
-use super::linear::LinearInput;
-use super::recurrence::RecurrenceKernel;
-use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{
     ConvolutionArgs, FusedMamba2Args, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs, RowsArgs, SelectArgs,
@@ -14,17 +10,21 @@ use crate::args::{
 use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
+use crate::runner::layer::SublayerOutput;
+use crate::runner::linear::LinearInput;
+use crate::runner::recurrence::RecurrenceKernel;
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::DevicePtr;
 use crate::weights::{CudaMamba, CudaMamba2};
 
 /// Scratch widths of Mamba: `x` and `z`; `x` after the convolution; the selection, that is, `dt`, `B` and `C` before norms;
 /// `dt` before and after its expansion; `B` and `C`; the result.
-pub(super) fn widths(spec: &MambaSpec) -> [usize; 7] {
+pub(crate) fn widths(spec: &MambaSpec) -> [usize; 7] {
     [2 * spec.width, spec.width, spec.selection().n, spec.dt_rank, spec.n_dt(), 2 * spec.d_state, spec.width]
 }
 
 /// Scratch widths of Mamba-2: `z`, `x`, `B`, `C` and `dt`; `x`, `B` and `C` after the convolution; the result.
-pub(super) fn widths2(spec: &Mamba2Spec) -> [usize; 3] {
+pub(crate) fn widths2(spec: &Mamba2Spec) -> [usize; 3] {
     [spec.input_width(), spec.conv_width(), spec.width()]
 }
 
@@ -36,7 +36,7 @@ fn ptr(vector: Option<&CudaBuffer>) -> DevicePtr<f32> {
 impl ModelRunner {
     /// Launches the Mamba-2 of layer `i`, except its output product. The layer's state is the last inputs of the convolution,
     /// `[n_tap - 1, channels]`, then a matrix for each head.
-    pub(super) fn mamba2<'w>(
+    pub(crate) fn mamba2<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,
@@ -109,7 +109,7 @@ impl ModelRunner {
 
     /// Launches the Mamba of layer `i`, except its output product. The layer's state is the last inputs of the convolution,
     /// then `d_state` numbers for each channel.
-    pub(super) fn mamba<'w>(
+    pub(crate) fn mamba<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,

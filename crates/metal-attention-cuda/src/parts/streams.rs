@@ -4,12 +4,12 @@
 
 use metal_attention_model::{ModelSpec, ResidualStreams};
 
-use super::linear::{LinearInput, norm_args};
-use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{ActivationArgs, NormArgs, StreamsArgs, StretchArgs};
 use crate::kernels::{self, EntryPoint};
 use crate::launch::LaunchGrid;
+use crate::runner::linear::{LinearInput, norm_args};
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::support::activation_code;
 use crate::weights::{CudaLayer, CudaLayerStreams, CudaPerLayer, CudaStreams};
@@ -19,7 +19,7 @@ type StreamRows = (DeviceSlice<f32>, usize);
 
 impl ModelRunner {
     /// Launches the per-layer embeddings of all layers: `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`.
-    pub(super) fn per_layer_embeddings(
+    pub(crate) fn per_layer_embeddings(
         &mut self,
         spec: &ModelSpec,
         w: &CudaPerLayer,
@@ -39,7 +39,7 @@ impl ModelRunner {
 
     /// Launches the per-layer embedding of layer `i`: `x += norm(proj(gelu(gate(x)) * input))`. With several streams, the
     /// streams are corrected first, the gate reads the scaled first stream, and the result is added to the other ones.
-    pub(super) fn add_layer_embedding(
+    pub(crate) fn add_layer_embedding(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,
@@ -90,7 +90,7 @@ impl ModelRunner {
 
     /// Launches the streams before the first layer: the first is the embedding, the others are projections of it with the same
     /// norm.
-    pub(super) fn spread_over_streams(
+    pub(crate) fn spread_over_streams(
         &mut self,
         spec: &ModelSpec,
         w: Option<&CudaStreams>,
@@ -109,7 +109,7 @@ impl ModelRunner {
     }
 
     /// Launches a layer's prediction of every stream; `x` becomes the predicted first one.
-    pub(super) fn predict_streams(&mut self, batch: MicroBatch<'_>, layer: &CudaLayer) -> Result<(), CudaError> {
+    pub(crate) fn predict_streams(&mut self, batch: MicroBatch<'_>, layer: &CudaLayer) -> Result<(), CudaError> {
         let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
         let Some(w) = &layer.streams else { return Ok(()) };
         self.route(n_embd, w, n)?;
@@ -118,7 +118,7 @@ impl ModelRunner {
     }
 
     /// Launches `laurel = h + norm(r(l(h)))`, where `h` is the mixer's input.
-    pub(super) fn laurel(
+    pub(crate) fn laurel(
         &mut self,
         batch: MicroBatch<'_>,
         layer: &CudaLayer,
@@ -136,7 +136,7 @@ impl ModelRunner {
     }
 
     /// Launches `x = (x + laurel) / sqrt(2)`, after attention.
-    pub(super) fn add_laurel(&mut self, batch: MicroBatch<'_>, layer: &CudaLayer) -> Result<(), CudaError> {
+    pub(crate) fn add_laurel(&mut self, batch: MicroBatch<'_>, layer: &CudaLayer) -> Result<(), CudaError> {
         let (n, n_embd, x) = (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.slice());
         if layer.streams.is_none() {
             return Ok(());
@@ -148,7 +148,7 @@ impl ModelRunner {
 
     /// Launches the end of the streams after the last layer: `x` becomes the mean of all, each projected and rescaled to the
     /// norm of the first.
-    pub(super) fn join_streams(
+    pub(crate) fn join_streams(
         &mut self,
         spec: &ModelSpec,
         w: Option<&CudaStreams>,

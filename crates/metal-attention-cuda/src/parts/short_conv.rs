@@ -3,22 +3,22 @@
 use bytemuck::Zeroable;
 use metal_attention_model::ShortConvSpec;
 
-use super::layer::SublayerOutput;
-use super::linear::LinearInput;
-use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, RowsArgs};
+use crate::runner::layer::SublayerOutput;
+use crate::runner::linear::LinearInput;
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::weights::CudaShortConv;
 
 /// Scratch widths: the two gates and the input; the result.
-pub(super) fn widths(spec: &ShortConvSpec) -> [usize; 2] {
+pub(crate) fn widths(spec: &ShortConvSpec) -> [usize; 2] {
     [3 * spec.width, spec.width]
 }
 
 impl ModelRunner {
     /// Launches the short convolution of layer `i`, except its output product. The layer's state is the last inputs of the
     /// convolution.
-    pub(super) fn short_conv<'w>(
+    pub(crate) fn short_conv<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,

@@ -4,22 +4,22 @@
 use bytemuck::Zeroable;
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing};
 
-use super::layer::SublayerOutput;
-use super::linear::LinearInput;
-use super::recurrence::RecurrenceKernel;
-use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{
     ConvolutionArgs, DeltaRuleArgs, FusedDeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate, RowsArgs,
 };
 use crate::kernels;
+use crate::runner::layer::SublayerOutput;
+use crate::runner::linear::LinearInput;
+use crate::runner::recurrence::RecurrenceKernel;
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::DeviceSlice;
 use crate::weights::CudaDeltaRule;
 
 /// Scratch widths: the joined input product (queries, keys, values, then beta, and with gates of heads also gate and decay);
 /// queries, keys and values after the convolution; with gates of channels, which come of two products each, the inner rows of
 /// decay and gate, then decay and gate; the heads' results.
-pub(super) fn widths(spec: &DeltaRuleSpec) -> [usize; 7] {
+pub(crate) fn widths(spec: &DeltaRuleSpec) -> [usize; 7] {
     let (channels, values, n_head) = (spec.n_channels(), spec.n_values(), spec.n_head_v);
     match spec.gates {
         DeltaGates::OfHeads { paired: _ } => [channels + values + 2 * n_head, channels, 0, 0, 0, 0, values],
@@ -30,7 +30,7 @@ pub(super) fn widths(spec: &DeltaRuleSpec) -> [usize; 7] {
 impl ModelRunner {
     /// Launches the delta rule of layer `i`, except its output product. The layer's state is the last inputs of the
     /// convolution, `[n_tap - 1, channels]`, then a matrix `[key_dim, value_dim]` for each value head.
-    pub(super) fn delta_rule<'w>(
+    pub(crate) fn delta_rule<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,

@@ -1,13 +1,13 @@
 //! Dense feed-forwards: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
 
-use super::layer::SublayerOutput;
-use super::linear::{LinearInput, LinearOp};
-use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{ActivationArgs, Epilogue};
 use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
+use crate::runner::layer::SublayerOutput;
+use crate::runner::linear::{LinearInput, LinearOp};
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::CudaDense;
 
@@ -17,7 +17,7 @@ const ELEMENTS_OF_A_BLOCK: usize = 2048;
 impl ModelRunner {
     /// Launches a dense feed-forward, except its last product, which is returned with its input. Gate and up are one gated
     /// product where that can apply the activation (`fuses_activation`), else a product and an activation kernel.
-    pub(super) fn dense<'w>(
+    pub(crate) fn dense<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         w: &'w CudaDense,
@@ -73,7 +73,7 @@ impl ModelRunner {
 
     /// Launches the activation kernel for `n_tokens` rows. The result is packed as well, where the product that follows reads
     /// packed rows.
-    pub(super) fn activate(&mut self, args: ActivationArgs, n_tokens: usize) -> Result<(), CudaError> {
+    pub(crate) fn activate(&mut self, args: ActivationArgs, n_tokens: usize) -> Result<(), CudaError> {
         let packed = if self.uses_f32_inputs(n_tokens) { DevicePtr::NULL } else { args.packed };
         let args = ActivationArgs { packed, n_token_tiles: self.packed_layout(n_tokens), ..args };
         let blocks = (args.n_ff as usize).div_ceil(ELEMENTS_OF_A_BLOCK);

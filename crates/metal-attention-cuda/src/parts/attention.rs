@@ -8,9 +8,6 @@
 
 use metal_attention_model::CacheType;
 
-use super::layer::SublayerOutput;
-use super::linear::{LinearInput, LinearOp};
-use super::{MicroBatch, MicroBatchSize, ModelRunner};
 use crate::CudaError;
 use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, n_splits};
 use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, PrefillArgs};
@@ -18,13 +15,16 @@ use crate::device::CudaBuffer;
 use crate::kernels::{self, EntryPoint, of_cache};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::LaunchGrid;
+use crate::runner::layer::SublayerOutput;
+use crate::runner::linear::{LinearInput, LinearOp};
+use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::support::AttentionKernels;
 use crate::weights::CudaAttention;
 
 impl ModelRunner {
     /// Launches the attention of layer `i`, except its output product.
-    pub(super) fn attention<'w>(
+    pub(crate) fn attention<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,
@@ -255,7 +255,7 @@ fn queries_per_block(n_head_kv: usize, heads_per_kv: usize) -> usize {
 }
 
 /// The kernel of prefill attention on tensor cores for heads of that many elements; `None`: there is none.
-pub(super) fn prefill_kernel(head_dim: usize) -> Option<EntryPoint<PrefillArgs>> {
+pub(crate) fn prefill_kernel(head_dim: usize) -> Option<EntryPoint<PrefillArgs>> {
     match head_dim {
         32 => Some(kernels::PREFILL_ATTENTION_32),
         64 => Some(kernels::PREFILL_ATTENTION_64),

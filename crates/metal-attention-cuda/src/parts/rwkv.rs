@@ -4,11 +4,6 @@
 use bytemuck::Zeroable;
 use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 
-use super::grouped::GroupedLinearOp;
-use super::layer::SublayerOutput;
-use super::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shared_bytes, previous_power_of_two};
-use super::recurrence::RecurrenceKernel;
-use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{
     ElementwiseFunction, Epilogue, GroupNormArgs, GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, OutputGate,
@@ -18,12 +13,17 @@ use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
+use crate::runner::grouped::GroupedLinearOp;
+use crate::runner::layer::SublayerOutput;
+use crate::runner::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shared_bytes, previous_power_of_two};
+use crate::runner::recurrence::RecurrenceKernel;
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::{CudaChannelMix, CudaLinear, CudaLowRank, CudaRwkv6, CudaRwkv7};
 
 /// Scratch widths of RWKV-6: the mixed inputs; the data-dependent part of the interpolation, before and after its expansion;
 /// receptance, keys, values and gate; the decay before and after its expansion; the heads' results.
-pub(super) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
+pub(crate) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
     let (width, n_kv) = (spec.width, spec.n_head_kv * spec.head_dim);
     let (mixed, offsets_low) = (RWKV6_MIXES * width, RWKV6_MIXES * spec.mix_rank);
     [mixed, offsets_low, mixed, width, n_kv, n_kv, width, spec.decay_rank, width, width]
@@ -31,7 +31,7 @@ pub(super) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
 
 /// Scratch widths of RWKV-7: the mixed inputs; receptance, keys and values; the inner rows of all low-rank products; decay,
 /// rate, the share of the first layer's values, and gate; removed keys; the heads' results.
-pub(super) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
+pub(crate) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
     let width = spec.width;
     let ranks = [spec.decay_rank, spec.rate_rank, spec.value_rank, spec.gate_rank.unwrap_or(0)];
     let low = ranks.iter().map(|rank| rank.next_multiple_of(ALIGNED_RANK)).sum();
@@ -39,7 +39,7 @@ pub(super) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
 }
 
 /// Scratch widths of the channel mix: mixed inputs, keys, receptance, result.
-pub(super) fn widths_of_channel_mix(spec: &ChannelMixSpec) -> [usize; 4] {
+pub(crate) fn widths_of_channel_mix(spec: &ChannelMixSpec) -> [usize; 4] {
     [spec.n_mix() * spec.n_embd, spec.width, spec.n_embd, spec.n_embd]
 }
 
@@ -203,7 +203,7 @@ impl ModelRunner {
 
     /// Launches the RWKV-6 time mix of layer `i`, except its output product. The layer's state is a matrix for each head, then
     /// the input of the last token.
-    pub(super) fn rwkv6<'w>(
+    pub(crate) fn rwkv6<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,
@@ -288,7 +288,7 @@ impl ModelRunner {
     }
 
     /// Launches the RWKV-7 time mix of layer `i`, except its output product. Its state is laid out as that of RWKV-6.
-    pub(super) fn rwkv7<'w>(
+    pub(crate) fn rwkv7<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,
@@ -379,7 +379,7 @@ impl ModelRunner {
 
     /// Launches the channel mix of layer `i`; without a receptance, except its last product. Its state, the input of the last
     /// token, follows that of the mixer.
-    pub(super) fn channel_mix<'w>(
+    pub(crate) fn channel_mix<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,

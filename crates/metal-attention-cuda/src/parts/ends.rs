@@ -6,8 +6,6 @@ use std::sync::Arc;
 use bytemuck::Zeroable;
 use metal_attention_model::ModelSpec;
 
-use super::linear::{LinearInput, LinearOp, norm_args};
-use super::{MicroBatchSize, ModelRunner, TokenOutput};
 use crate::CudaError;
 use crate::activations::ARGMAX_BLOCKS;
 use crate::args::{ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs};
@@ -16,12 +14,14 @@ use crate::exchange::Exchange;
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
+use crate::runner::linear::{LinearInput, LinearOp, norm_args};
+use crate::runner::{MicroBatchSize, ModelRunner, TokenOutput};
 use crate::slice::{DevicePtr, DeviceSlice};
 
 impl ModelRunner {
     /// Launches the embedding: `x = norm(scale * table[id] + types[0] + positions[pos])`, then per-layer embeddings and further
     /// residual streams where the model has them.
-    pub(super) fn embedding(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
+    pub(crate) fn embedding(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
         let w = Arc::clone(&self.weights.embedding);
         let (x, n_embd) = (self.buffers.x.slice(), spec.n_embd);
         let args = EmbeddingArgs {
@@ -40,7 +40,7 @@ impl ModelRunner {
     }
 
     /// Launches `y = scale * table[id]` for each token, `[n_tokens, table.n_in]`.
-    pub(super) fn look_up(
+    pub(crate) fn look_up(
         &mut self,
         table: &CudaMatrix,
         scale: f32,

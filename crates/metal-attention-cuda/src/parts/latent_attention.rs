@@ -6,15 +6,15 @@
 
 use metal_attention_model::{LatentAttentionSpec, RopeLayout};
 
-use super::grouped::{GroupedLinearOp, SortedItems, packed_elements, sorted_elements};
-use super::layer::SublayerOutput;
-use super::linear::LinearInput;
-use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::activations::n_splits;
 use crate::args::{Epilogue, LatentAttentionArgs, LatentInputsArgs};
 use crate::kernels::{self, of_cache};
 use crate::launch::LaunchGrid;
+use crate::runner::grouped::{GroupedLinearOp, SortedItems, packed_elements, sorted_elements};
+use crate::runner::layer::SublayerOutput;
+use crate::runner::linear::LinearInput;
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
 use crate::weights::CudaLatentAttention;
@@ -27,7 +27,7 @@ const POSITIONS: usize = 32;
 /// Scratch elements for `n` tokens: compressed queries; queries; compressed rows with the shared part of the keys; queries
 /// expanded to compressed rows; results of attention; values; and for grouped products over heads, the sorted items, the work
 /// list and the packed rows.
-pub(super) fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
+pub(crate) fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
     let (n_head, key_dim) = (spec.n_head, spec.kv_rank + spec.shared_dim);
     let n_items = n.saturating_mul(n_head);
     let [items, work] = sorted_elements(n_items, n_head);
@@ -46,7 +46,7 @@ pub(super) fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
 
 impl ModelRunner {
     /// Launches the latent attention of layer `i`, except its output product.
-    pub(super) fn latent_attention<'w>(
+    pub(crate) fn latent_attention<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,

@@ -6,16 +6,16 @@
 
 use metal_attention_model::{Experts, RouterScore};
 
-use super::grouped::{GroupedLinearOp, packed_elements, sorted_elements};
-use super::layer::SublayerOutput;
-use super::linear::{GEMV_TOKENS, LinearInput};
-use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{Epilogue, ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, RouteArgs, WeighArgs};
 use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
+use crate::runner::grouped::{GroupedLinearOp, packed_elements, sorted_elements};
+use crate::runner::layer::SublayerOutput;
+use crate::runner::linear::{GEMV_TOKENS, LinearInput};
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::{CudaExperts, CudaNorm};
 
@@ -23,7 +23,7 @@ use crate::weights::{CudaExperts, CudaNorm};
 const MAX_ROUTED: usize = 4 * 256 * 8;
 
 /// Scratch elements (4 bytes each) of a mixture for `n` tokens, part by part. An item is a token at one of its experts.
-pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
+pub(crate) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     let (n_ff, n_in, n_items) = (spec.expert.n_ff, spec.latent.unwrap_or(n_embd), n.saturating_mul(spec.n_used));
     let weighted_input = if spec.router.weights_inputs { n_items * n_in } else { 0 };
     let own_input = if spec.latent.is_some() || spec.expert_norms.is_some() { n_embd.max(n_in) } else { 0 };
@@ -158,7 +158,7 @@ impl ExpertItems {
 impl ModelRunner {
     /// Whether one kernel applies `norm`, computes the router logits and chooses the experts. It also writes the normalised
     /// rows for the experts. Not for `exact` passes, whose bits may not depend on the number of tokens.
-    pub(super) fn router_norms(&self, batch: MicroBatch<'_>, w: &CudaExperts, norm: &CudaNorm) -> bool {
+    pub(crate) fn router_norms(&self, batch: MicroBatch<'_>, w: &CudaExperts, norm: &CudaNorm) -> bool {
         !self.exact
             && batch.size.n_tokens <= GEMV_TOKENS
             && w.router_rows.is_some()
@@ -170,7 +170,7 @@ impl ModelRunner {
     /// Launches the mixture of experts; the weighted sum is returned, in part not computed yet. `input`: the normalised
     /// residual stream as products read it. `norm`: the norm that the router's kernel has to apply, if `input` is not made yet
     /// ([`router_norms`](Self::router_norms)).
-    pub(super) fn experts<'w>(
+    pub(crate) fn experts<'w>(
         &mut self,
         batch: MicroBatch<'_>,
         w: &'w CudaExperts,
@@ -369,7 +369,7 @@ impl ModelRunner {
     }
 
     /// Launches the weighted sum.
-    pub(super) fn experts_sum(&mut self, batch: MicroBatch<'_>, args: &ExpertsSumArgs) -> Result<(), CudaError> {
+    pub(crate) fn experts_sum(&mut self, batch: MicroBatch<'_>, args: &ExpertsSumArgs) -> Result<(), CudaError> {
         // For a few tokens, several blocks of each, so that all multiprocessors work. With more tokens one block of each: every
         // block computes the product with the shared gate again.
         let n = batch.size.n_tokens;
