@@ -23,10 +23,11 @@ use crate::ids::ChosenIds;
 use crate::kernels::{self, Kernel};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::parts::{CudaAttention, CudaEmbedding};
 use crate::runner::TokenOutput;
 use crate::sharding::Shard;
 use crate::slice::DevicePtr;
-use crate::weights::{CudaAttention, CudaEmbedding, CudaWeights};
+use crate::weights::CudaWeights;
 use args::{
     CONSUMER_WARPS, MAX_VOCAB, OpIndex, OpKind, PRODUCER_WARPS, TAGS, WordBuffers, layer_args, matrices_args, op_args,
 };

@@ -1,36 +1,15 @@
-//! The weights of a model in device memory, as the layers' launches need them. Each file below has the weights of one kind of
-//! sublayer and their upload, as an `impl Loader`.
-
-mod attention;
-mod embedding;
-mod experts;
-mod feed_forward;
-mod latent_attention;
-mod recurrent;
+//! The weights of a model in device memory, and what its parts (`parts.rs`) upload theirs with: matrices, vectors and norms.
 
 use std::sync::Arc;
 
-use metal_attention_model::{
-    AttentionAndMamba2Weights, AttentionWeights, ChannelMixWeights, DeltaRuleWeights, DenseWeights, ExpertsWeights,
-    LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerStreamsWeights, Linear, Loaded, Mamba2Weights,
-    MambaWeights, ModelSpec, NormKind, NormWeights, Parts, Prepare, Rope, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
-    Weights,
-};
-
-pub(crate) use attention::CudaAttention;
-pub(crate) use embedding::{CudaEmbedding, CudaLayerEmbedding, CudaLayerStreams, CudaPerLayer, CudaStreams};
-pub(crate) use experts::CudaExperts;
-pub(crate) use feed_forward::CudaDense;
-pub(crate) use latent_attention::CudaLatentAttention;
-pub(crate) use recurrent::{
-    CudaChannelMix, CudaDeltaRule, CudaLowRank, CudaMamba, CudaMamba2, CudaRwkv6, CudaRwkv7, CudaShortConv,
-};
+use metal_attention_model::{Linear, ModelSpec, NormKind, NormWeights, Rope, Weights};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::kernels::Kernels;
 use crate::matrix::{CudaMatrix, TILE};
 use crate::options::distinct_ropes;
+use crate::parts::{CudaEmbedding, CudaLayer};
 use crate::sharding::Shard;
 use crate::slice::DevicePtr;
 use crate::stack::CudaStack;
@@ -102,6 +81,17 @@ pub(crate) struct CudaNorm {
 }
 
 impl CudaNorm {
+    /// Uploads the weights.
+    pub(crate) fn new(loader: &Loader<'_>, w: &NormWeights) -> Result<Self, CudaError> {
+        Ok(Self {
+            kind: w.kind,
+            weight: loader.vector(&w.weight)?,
+            bias: loader.optional(w.bias.as_deref())?,
+            eps: w.eps,
+            n: w.weight.len(),
+        })
+    }
+
     /// Whether the GEMV kernels can apply the norm to their input: an RMSNorm without bias, of rows that can be read as
     /// vectors.
     pub(crate) fn fuses_with_product(&self) -> bool {
@@ -110,41 +100,6 @@ impl CudaNorm {
             NormKind::Layer => false,
         }
     }
-}
-
-/// The parts of layers on the device: weights, with the specification or the launches' constants made of it.
-#[derive(Debug)]
-pub(crate) enum CudaParts {}
-
-impl Parts for CudaParts {
-    type Norm = CudaNorm;
-    type Attention = Box<CudaAttention>;
-    type LatentAttention = Box<CudaLatentAttention>;
-    type ShortConv = CudaShortConv;
-    type Mamba = Box<CudaMamba>;
-    type Mamba2 = Box<CudaMamba2>;
-    type AttentionAndMamba2 = CudaAttentionAndMamba2;
-    type DeltaRule = Box<CudaDeltaRule>;
-    type Rwkv6 = Box<CudaRwkv6>;
-    type Rwkv7 = Box<CudaRwkv7>;
-    type Dense = CudaDense;
-    type Experts = CudaExperts;
-    type ChannelMix = CudaChannelMix;
-    type LayerEmbedding = CudaLayerEmbedding;
-    type LayerStreams = CudaLayerStreams;
-    type OutputScale = f32;
-}
-
-/// A layer on the device.
-pub(crate) type CudaLayer = Layer<CudaParts>;
-
-/// Attention and Mamba-2, whose results are added.
-#[derive(Debug)]
-pub(crate) struct CudaAttentionAndMamba2 {
-    /// The attention.
-    pub(crate) attention: CudaAttention,
-    /// The state space.
-    pub(crate) mamba2: CudaMamba2,
 }
 
 /// Uploads weights, and keeps what several layers share.
@@ -156,7 +111,7 @@ pub(crate) struct Loader<'a> {
     /// The RoPE cos/sin tables by their parameters.
     ropes: Vec<(Rope, CudaBuffer)>,
     /// Elements of the recurrent state of the current layer's mixer, behind which that of its feed-forward begins.
-    mixer_state: usize,
+    pub(crate) mixer_state: usize,
 }
 
 impl CudaWeights {
@@ -176,7 +131,7 @@ impl CudaWeights {
         });
         let ropes = ropes.collect::<Result<_, CudaError>>()?;
         let mut loader = Loader { gpu, kernels: Kernels::default(), ropes, mixer_state: 0 };
-        let embedding = Arc::new(loader.embedding(weights)?);
+        let embedding = Arc::new(CudaEmbedding::new(&mut loader, weights)?);
         let output = match &weights.output {
             None => None,
             Some(head) => {
@@ -215,18 +170,18 @@ fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_positions: usize) -> Vec<f
 
 impl Loader<'_> {
     /// Uploads a matrix, without its bias.
-    fn matrix(&mut self, linear: &Linear) -> Result<CudaMatrix, CudaError> {
+    pub(crate) fn matrix(&mut self, linear: &Linear) -> Result<CudaMatrix, CudaError> {
         CudaMatrix::new(self.gpu, &mut self.kernels, &linear.weight)
     }
 
     /// Uploads a matrix and its bias.
-    fn linear(&mut self, linear: &Linear) -> Result<CudaLinear, CudaError> {
+    pub(crate) fn linear(&mut self, linear: &Linear) -> Result<CudaLinear, CudaError> {
         Ok(CudaLinear { weight: self.matrix(linear)?, bias: self.optional(linear.bias.as_deref())? })
     }
 
     /// Uploads matrices with the same input, one below the other. Neighbours of one type become one matrix where the upper one
     /// fills whole tiles.
-    fn joined(&mut self, linears: &[&Linear]) -> Result<CudaJoined, CudaError> {
+    pub(crate) fn joined(&mut self, linears: &[&Linear]) -> Result<CudaJoined, CudaError> {
         let bias = self.biases(linears)?;
         let together = |a: &&Linear, b: &&Linear| {
             let kind = |linear: &Linear| (linear.weight.ty(), linear.weight.row_len());
@@ -239,109 +194,40 @@ impl Loader<'_> {
         Ok(CudaJoined { parts: parts.collect::<Result<_, _>>()?, bias })
     }
 
+    /// The biases of several matrices, one after the other, with zeros for a matrix without bias; `None` if none has one.
+    pub(crate) fn biases(&self, linears: &[&Linear]) -> Result<Option<CudaVector>, CudaError> {
+        if linears.iter().all(|linear| linear.bias.is_none()) {
+            return Ok(None);
+        }
+        let of = |linear: &&Linear| linear.bias.clone().unwrap_or_else(|| vec![0.0; linear.weight.n_rows()]);
+        Ok(Some(self.vector(&linears.iter().flat_map(of).collect::<Vec<_>>())?))
+    }
+
     /// Uploads F32 numbers.
-    fn vector(&self, values: &[f32]) -> Result<CudaVector, CudaError> {
+    pub(crate) fn vector(&self, values: &[f32]) -> Result<CudaVector, CudaError> {
         self.gpu.upload("norms", values)
     }
 
     /// Uploads F32 numbers, if there are any.
-    fn optional(&self, values: Option<&[f32]>) -> Result<Option<CudaVector>, CudaError> {
+    pub(crate) fn optional(&self, values: Option<&[f32]>) -> Result<Option<CudaVector>, CudaError> {
         values.map(|values| self.vector(values)).transpose()
     }
 
     /// The RoPE table, or null.
-    fn rope(&self, rope: Option<&Rope>) -> DevicePtr<[f32; 2]> {
+    pub(crate) fn rope(&self, rope: Option<&Rope>) -> DevicePtr<[f32; 2]> {
         let table = rope.and_then(|rope| self.ropes.iter().find(|(known, _)| known == rope));
         table.map_or(DevicePtr::NULL, |(_, table)| table.ptr())
     }
 
     /// Uploads a norm, if there is one.
-    fn optional_norm(&mut self, norm: Option<&NormWeights>) -> Result<Option<CudaNorm>, CudaError> {
-        norm.map(|norm| self.norm(norm)).transpose()
+    pub(crate) fn optional_norm(&mut self, norm: Option<&NormWeights>) -> Result<Option<CudaNorm>, CudaError> {
+        norm.map(|norm| CudaNorm::new(self, norm)).transpose()
     }
 
     /// Uploads matrices of one type and shape, with their biases, for grouped products.
-    fn stack(&mut self, linears: &[&Linear]) -> Result<CudaStack, CudaError> {
+    pub(crate) fn stack(&mut self, linears: &[&Linear]) -> Result<CudaStack, CudaError> {
         let tensors: Vec<_> = linears.iter().map(|linear| &linear.weight).collect();
         let biases: Vec<_> = linears.iter().filter_map(|linear| linear.bias.as_deref()).flatten().copied().collect();
         CudaStack::new(self.gpu, &mut self.kernels, &tensors, Some(&biases[..]).filter(|biases| !biases.is_empty()))
-    }
-}
-
-impl Prepare<'_, Loaded> for Loader<'_> {
-    type To = CudaParts;
-    type Error = CudaError;
-
-    fn norm(&mut self, norm: &NormWeights) -> Result<CudaNorm, CudaError> {
-        Ok(CudaNorm {
-            kind: norm.kind,
-            weight: self.vector(&norm.weight)?,
-            bias: self.optional(norm.bias.as_deref())?,
-            eps: norm.eps,
-            n: norm.weight.len(),
-        })
-    }
-
-    fn attention(&mut self, w: &AttentionWeights) -> Result<Box<CudaAttention>, CudaError> {
-        Ok(Box::new(self.softmax_attention(w)?))
-    }
-
-    fn latent_attention(&mut self, w: &LatentAttentionWeights) -> Result<Box<CudaLatentAttention>, CudaError> {
-        Ok(Box::new(self.compressed_attention(w)?))
-    }
-
-    fn short_conv(&mut self, w: &ShortConvWeights) -> Result<CudaShortConv, CudaError> {
-        self.gated_convolution(w)
-    }
-
-    fn mamba(&mut self, w: &MambaWeights) -> Result<Box<CudaMamba>, CudaError> {
-        Ok(Box::new(self.mamba_of(w)?))
-    }
-
-    fn mamba2(&mut self, w: &Mamba2Weights) -> Result<Box<CudaMamba2>, CudaError> {
-        Ok(Box::new(self.mamba2_of(w)?))
-    }
-
-    fn attention_and_mamba2(&mut self, w: &AttentionAndMamba2Weights) -> Result<CudaAttentionAndMamba2, CudaError> {
-        Ok(CudaAttentionAndMamba2 {
-            attention: self.softmax_attention(&w.attention)?,
-            mamba2: self.mamba2_of(&w.mamba2)?,
-        })
-    }
-
-    fn delta_rule(&mut self, w: &DeltaRuleWeights) -> Result<Box<CudaDeltaRule>, CudaError> {
-        Ok(Box::new(self.delta_rule_of(w)?))
-    }
-
-    fn rwkv6(&mut self, w: &Rwkv6Weights) -> Result<Box<CudaRwkv6>, CudaError> {
-        Ok(Box::new(self.rwkv6_of(w)?))
-    }
-
-    fn rwkv7(&mut self, w: &Rwkv7Weights) -> Result<Box<CudaRwkv7>, CudaError> {
-        Ok(Box::new(self.rwkv7_of(w)?))
-    }
-
-    fn dense(&mut self, w: &DenseWeights) -> Result<CudaDense, CudaError> {
-        self.dense_of(w)
-    }
-
-    fn experts(&mut self, w: &ExpertsWeights) -> Result<CudaExperts, CudaError> {
-        self.experts_of(w)
-    }
-
-    fn channel_mix(&mut self, w: &ChannelMixWeights) -> Result<CudaChannelMix, CudaError> {
-        self.channel_mix_at(w, self.mixer_state)
-    }
-
-    fn layer_embedding(&mut self, w: &LayerEmbeddingWeights) -> Result<CudaLayerEmbedding, CudaError> {
-        self.layer_embedding_of(w)
-    }
-
-    fn layer_streams(&mut self, w: &LayerStreamsWeights) -> Result<CudaLayerStreams, CudaError> {
-        self.layer_streams_of(w)
-    }
-
-    fn output_scale(&mut self, scale: &f32) -> Result<f32, CudaError> {
-        Ok(*scale)
     }
 }

@@ -47,10 +47,11 @@ use metal_attention_model::{Activation, FeedForward, Mixer, Residual};
 use super::args::OpKind;
 use crate::device::CudaBuffer;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
+use crate::parts::{CudaAttention, CudaDense, CudaExperts, CudaLayer};
 use crate::slice::DevicePtr;
 use crate::stack::CudaStack;
 use crate::support::AttentionKernels;
-use crate::weights::{CudaAttention, CudaDense, CudaExperts, CudaLayer, CudaNorm};
+use crate::weights::CudaNorm;
 
 /// Most experts of a token: the same constant of `kernels/decode_routing.cuh`.
 const MAX_EXPERTS_PER_TOKEN: usize = 32;

@@ -2,7 +2,7 @@
 //! result.
 
 use bytemuck::Zeroable;
-use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing};
+use metal_attention_model::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing};
 
 use crate::CudaError;
 use crate::args::{
@@ -14,7 +14,64 @@ use crate::runner::linear::LinearInput;
 use crate::runner::recurrence::RecurrenceKernel;
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::DeviceSlice;
-use crate::weights::CudaDeltaRule;
+use crate::weights::{CudaJoined, CudaLinear, CudaVector, Loader};
+
+/// A gated delta rule.
+#[derive(Debug)]
+pub(crate) struct CudaDeltaRule {
+    /// Its sizes.
+    pub(crate) spec: DeltaRuleSpec,
+    /// Queries, keys, values and, without `low_rank`, the gate; then beta and, without `low_rank`, the decay; one below the
+    /// other.
+    pub(crate) inputs: CudaJoined,
+    /// Decay and gate, where these are low-rank products.
+    pub(crate) low_rank: Option<CudaDeltaRuleGates>,
+    /// Coefficients of the convolution, those of the oldest token first, `[n_tap, n_channels]`.
+    pub(crate) taps: CudaVector,
+    /// Bias of the decay, `[n_decays]`.
+    pub(crate) dt_bias: CudaVector,
+    /// Rate of the decay, negative, `[n_head_v]`.
+    pub(crate) a: CudaVector,
+    /// Weights of the norm of each head's result, `[value_dim]`.
+    pub(crate) norm: CudaVector,
+    /// Output, `[n_embd, n_values]`.
+    pub(crate) out: CudaLinear,
+}
+
+/// Decay and gate of a delta rule as low-rank products.
+#[derive(Debug)]
+pub(crate) struct CudaDeltaRuleGates {
+    /// The first products of decay and gate, `[rank, n_embd]` each.
+    pub(crate) down: [CudaLinear; 2],
+    /// The second product of the decay, `[n_decays, rank]`.
+    pub(crate) decay: CudaLinear,
+    /// The second product of the gate, `[n_values, rank]`.
+    pub(crate) gate: CudaLinear,
+}
+
+impl CudaDeltaRule {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &DeltaRuleWeights) -> Result<Self, CudaError> {
+        let (inputs, low_rank) = match &w.before {
+            None => (loader.joined(&[&w.q, &w.k, &w.v, &w.gate, &w.beta, &w.decay])?, None),
+            Some([decay, gate]) => {
+                let before = [loader.linear(decay)?, loader.linear(gate)?];
+                let (decay, gate) = (loader.linear(&w.decay)?, loader.linear(&w.gate)?);
+                (loader.joined(&[&w.q, &w.k, &w.v, &w.beta])?, Some(CudaDeltaRuleGates { down: before, decay, gate }))
+            }
+        };
+        Ok(Self {
+            spec: w.spec,
+            inputs,
+            low_rank,
+            taps: loader.vector(&w.taps)?,
+            dt_bias: loader.vector(&w.dt_bias)?,
+            a: loader.vector(&w.a)?,
+            norm: loader.vector(&w.norm)?,
+            out: loader.linear(&w.out)?,
+        })
+    }
+}
 
 /// Scratch widths: the joined input product (queries, keys, values, then beta, and with gates of heads also gate and decay);
 /// queries, keys and values after the convolution; with gates of channels, which come of two products each, the inner rows of

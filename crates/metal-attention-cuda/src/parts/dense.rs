@@ -1,18 +1,56 @@
 //! Dense feed-forwards: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
 
+use metal_attention_model::DenseWeights;
+
 use crate::CudaError;
 use crate::args::{ActivationArgs, Epilogue};
 use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
+use crate::matrix::CudaMatrix;
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::{LinearInput, LinearOp};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::weights::CudaDense;
+use crate::support::{activation_code, fuses_activation};
+use crate::weights::{CudaLinear, CudaVector, Loader};
 
 /// Elements of a row that a block of the activation kernel processes.
 const ELEMENTS_OF_A_BLOCK: usize = 2048;
+
+/// A dense feed-forward, of a layer or of shared experts.
+#[derive(Debug)]
+pub(crate) struct CudaDense {
+    /// The gate, `[n_ff, n_in]`, where there is one.
+    pub(crate) gate: Option<CudaMatrix>,
+    /// Up, `[n_ff, n_in]`.
+    pub(crate) up: CudaMatrix,
+    /// The biases of gate and up, one after the other.
+    pub(crate) bias: Option<CudaVector>,
+    /// Down, `[n_in, n_ff]`.
+    pub(crate) down: CudaLinear,
+    /// The activation, by its number in the kernels, and its parameter.
+    pub(crate) activation: (u32, f32),
+    /// Whether the epilogue of the product of gate and up applies the activation.
+    pub(crate) fuses_activation: bool,
+}
+
+impl CudaDense {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &DenseWeights) -> Result<Self, CudaError> {
+        let DenseWeights { spec, gate, up, down } = w;
+        let linears: Vec<_> = gate.iter().chain([up]).collect();
+        let bias = loader.biases(&linears)?;
+        Ok(Self {
+            fuses_activation: fuses_activation(w),
+            gate: gate.as_ref().map(|gate| loader.matrix(gate)).transpose()?,
+            up: loader.matrix(up)?,
+            bias,
+            down: loader.linear(down)?,
+            activation: activation_code(spec.activation),
+        })
+    }
+}
 
 impl ModelRunner {
     /// Launches a dense feed-forward, except its last product, which is returned with its input. Gate and up are one gated

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use bytemuck::Zeroable;
-use metal_attention_model::ModelSpec;
+use metal_attention_model::{ModelSpec, Weights};
 
+use super::{CudaPerLayer, CudaStreams};
 use crate::CudaError;
 use crate::activations::ARGMAX_BLOCKS;
 use crate::args::{ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs};
@@ -17,6 +18,38 @@ use crate::matrix::CudaMatrix;
 use crate::runner::linear::{LinearInput, LinearOp, norm_args};
 use crate::runner::{MicroBatchSize, ModelRunner, TokenOutput};
 use crate::slice::{DevicePtr, DeviceSlice};
+use crate::weights::{CudaNorm, CudaVector, Loader};
+
+/// The weights that make the residual stream from token ids, before the first layer.
+#[derive(Debug)]
+pub(crate) struct CudaEmbedding {
+    /// Token embeddings, `[n_vocab, n_embd]`.
+    pub(crate) table: Arc<CudaMatrix>,
+    /// The embedding of token type 0, `[n_embd]`, which is added to every token.
+    pub(crate) token_type: Option<CudaVector>,
+    /// Position embeddings, `[n_positions, n_embd]`.
+    pub(crate) positions: Option<CudaMatrix>,
+    /// Norm of the sum.
+    pub(crate) norm: Option<CudaNorm>,
+    /// Per-layer embeddings.
+    pub(crate) per_layer: Option<CudaPerLayer>,
+    /// Further residual streams.
+    pub(crate) streams: Option<CudaStreams>,
+}
+
+impl CudaEmbedding {
+    /// Uploads the weights.
+    pub(crate) fn new(loader: &mut Loader<'_>, w: &Weights) -> Result<Self, CudaError> {
+        Ok(Self {
+            per_layer: w.per_layer.as_ref().map(|tables| CudaPerLayer::new(loader, tables)).transpose()?,
+            streams: w.streams.as_ref().map(|streams| CudaStreams::new(loader, streams)).transpose()?,
+            table: Arc::new(loader.matrix(&w.token_embd)?),
+            token_type: loader.optional(w.token_type.as_deref())?,
+            positions: w.positions.as_ref().map(|table| loader.matrix(table)).transpose()?,
+            norm: loader.optional_norm(w.embedding_norm.as_ref())?,
+        })
+    }
+}
 
 impl ModelRunner {
     /// Launches the embedding: `x = norm(scale * table[id] + types[0] + positions[pos])`, then per-layer embeddings and further

@@ -4,8 +4,10 @@
 //! Kernels: `experts.cu` for the router, activations and sums, and the grouped products of `grouped.rs` over items, where an
 //! item is a token at one of its experts, `[n_tokens * n_used]` in the order of tokens.
 
-use metal_attention_model::{Experts, RouterScore};
+use metal_attention_gguf::TensorType;
+use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, NormKind, RouterScore};
 
+use super::CudaDense;
 use crate::CudaError;
 use crate::args::{Epilogue, ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, RouteArgs, WeighArgs};
 use crate::device::CudaBuffer;
@@ -17,10 +19,103 @@ use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::{GEMV_TOKENS, LinearInput};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::weights::{CudaExperts, CudaNorm};
+use crate::stack::CudaStack;
+use crate::support::activation_code;
+use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader};
 
 /// Most elements of a row that `route_alone` supports.
 const MAX_ROUTED: usize = 4 * 256 * 8;
+
+/// The weights of a mixture of experts. `n_in` is the width that experts work on: that of the residual stream, or of `latent`.
+#[derive(Debug)]
+pub(crate) struct CudaExperts {
+    /// Sizes and rules.
+    pub(crate) spec: Experts,
+    /// The router, `[n_expert, n_embd]`.
+    pub(crate) router: CudaLinear,
+    /// The router's rows in their original order, if they are F32, for the kernel that fuses norm and router in decode steps.
+    pub(crate) router_rows: Option<CudaVector>,
+    /// Norm of the router's input, where it differs from that of the experts'.
+    pub(crate) router_norm: Option<CudaNorm>,
+    /// Added to the router's scores for the choice of experts only, `[n_expert]`.
+    pub(crate) choice_bias: Option<CudaVector>,
+    /// Products from the residual stream to the experts' input, and from their sum back.
+    pub(crate) latent: Option<[CudaLinear; 2]>,
+    /// Gates, `[n_expert, n_ff, n_in]`.
+    pub(crate) gate: Option<CudaStack>,
+    /// Ups, `[n_expert, n_ff, n_in]`.
+    pub(crate) up: CudaStack,
+    /// Downs, `[n_expert, n_in, n_ff]`.
+    pub(crate) down: CudaStack,
+    /// Factors on the experts' results, `[n_expert]`.
+    pub(crate) expert_scale: Option<CudaVector>,
+    /// The shared experts, which all tokens go through, as one dense feed-forward.
+    pub(crate) shared: Option<CudaDense>,
+    /// Weights of a sigmoid gate on their result, `[n_embd]`.
+    pub(crate) shared_gate: Option<CudaVector>,
+    /// Norms of the experts' input, of their sum, and of the shared experts' result.
+    pub(crate) expert_norms: Option<[CudaNorm; 3]>,
+    /// The experts' activation, by its number in the kernels, and its parameter.
+    pub(crate) activation: (u32, f32),
+    /// Whether the epilogue of products can apply the activation.
+    pub(crate) has_known_activation: bool,
+}
+
+impl CudaExperts {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &ExpertsWeights) -> Result<Self, CudaError> {
+        let of = &w.spec;
+        let gates: Option<Vec<&Linear>> = w.experts.iter().map(|expert| expert.gate.as_ref()).collect();
+        let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();
+        let downs: Vec<_> = w.experts.iter().map(|expert| &expert.down).collect();
+        let latent = match &w.latent {
+            Some([down, up]) => Some([loader.linear(down)?, loader.linear(up)?]),
+            None => None,
+        };
+        let shared = w.shared.as_ref().map(|shared| CudaDense::new(loader, shared)).transpose()?;
+        let router = &w.router.weight;
+        let as_they_are = router.ty() == TensorType::F32;
+        let router_rows = as_they_are.then(|| loader.vector(&router.to_f32())).transpose()?;
+        let (mut router_norm, mut expert_norms) = (None, None);
+        if let (Some(own), Some([input, result, shared]), Some(scale)) =
+            (&of.expert_norms, &w.expert_norms, &w.router_scale)
+        {
+            // The router's input is `rms(x) / sqrt(n_embd) * scale`.
+            let factor = 1.0 / (scale.len() as f32).sqrt();
+            let weight = loader.vector(&scale.iter().map(|s| s * factor).collect::<Vec<_>>())?;
+            let (kind, n) = (NormKind::Rms, scale.len());
+            router_norm = Some(CudaNorm { kind, weight, bias: None, eps: own.router_eps, n });
+            expert_norms =
+                Some([CudaNorm::new(loader, input)?, CudaNorm::new(loader, result)?, CudaNorm::new(loader, shared)?]);
+        }
+        Ok(Self {
+            spec: of.clone(),
+            router: loader.linear(&w.router)?,
+            router_rows,
+            router_norm,
+            choice_bias: loader.optional(w.choice_bias.as_deref())?,
+            latent,
+            gate: gates.filter(|_| of.expert.gated).map(|gates| loader.stack(&gates)).transpose()?,
+            up: loader.stack(&ups)?,
+            down: loader.stack(&downs)?,
+            expert_scale: loader.optional(w.expert_scale.as_deref())?,
+            shared,
+            shared_gate: loader.optional(w.shared_gate.as_deref())?,
+            expert_norms,
+            activation: activation_code(of.expert.activation),
+            has_known_activation: match of.expert.activation {
+                Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
+                Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
+            },
+        })
+    }
+
+    /// Whether the product of gate and up can apply the activation in its epilogue.
+    pub(crate) fn gates_in_product(&self) -> bool {
+        let plain = |gate: &CudaStack| gate.pairs_with(&self.up) && gate.bias.is_none() && self.up.bias.is_none();
+        self.has_known_activation && self.gate.as_ref().is_some_and(plain)
+    }
+}
 
 /// Scratch elements (4 bytes each) of a mixture for `n` tokens, part by part. An item is a token at one of its experts.
 pub(crate) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {

@@ -4,7 +4,7 @@
 //! In the absorbed form: each head's query is multiplied by its key expansion before attention, so that it can be compared with
 //! compressed rows directly, and attention's result by its value expansion afterwards.
 
-use metal_attention_model::{LatentAttentionSpec, RopeLayout};
+use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights, RopeLayout};
 
 use crate::CudaError;
 use crate::activations::n_splits;
@@ -17,12 +17,57 @@ use crate::runner::linear::LinearInput;
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
-use crate::weights::CudaLatentAttention;
+use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader};
 
 /// Heads of an attention block: `HEADS` of `latent_attention.cu`.
 const HEADS: usize = 8;
 /// Positions that a block processes at a time: `POSITIONS` of `latent_attention.cu`.
 const POSITIONS: usize = 32;
+
+/// The weights of a layer's latent attention.
+#[derive(Debug)]
+pub(crate) struct CudaLatentAttention {
+    /// Sizes and constants.
+    pub(crate) spec: LatentAttentionSpec,
+    /// The product to compressed queries, `[q_rank, n_embd]`, and their norm; `None` if queries are not compressed.
+    pub(crate) q_a: Option<(CudaLinear, CudaNorm)>,
+    /// Queries, `[n_head * head_dim, q_rank or n_embd]`.
+    pub(crate) q: CudaLinear,
+    /// Compressed rows and the shared part of the keys, `[kv_rank + shared_dim, n_embd]`.
+    pub(crate) kv_a: CudaLinear,
+    /// Weights of the norm of compressed rows, `[kv_rank]`.
+    pub(crate) kv_a_norm: CudaVector,
+    /// The key expansion of each head, transposed, `[n_head, kv_rank, n_nope]`.
+    pub(crate) k_b: CudaStack,
+    /// The value expansion of each head, `[n_head, value_dim, kv_rank]`.
+    pub(crate) v_b: CudaStack,
+    /// Output, `[n_embd, n_head * value_dim]`.
+    pub(crate) out: CudaLinear,
+    /// The RoPE cos/sin table, or null.
+    pub(crate) rope: DevicePtr<[f32; 2]>,
+}
+
+impl CudaLatentAttention {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &LatentAttentionWeights) -> Result<Self, CudaError> {
+        let of = &w.spec;
+        let q_a = match &w.q_a {
+            Some((linear, norm)) => Some((loader.linear(linear)?, CudaNorm::new(loader, norm)?)),
+            None => None,
+        };
+        Ok(Self {
+            spec: of.clone(),
+            q_a,
+            q: loader.linear(&w.q)?,
+            kv_a: loader.linear(&w.kv_a)?,
+            kv_a_norm: loader.vector(&w.kv_a_norm.weight)?,
+            k_b: loader.stack(&w.k_b.iter().collect::<Vec<_>>())?,
+            v_b: loader.stack(&w.v_b.iter().collect::<Vec<_>>())?,
+            out: loader.linear(&w.out)?,
+            rope: loader.rope(of.rope.as_ref()),
+        })
+    }
+}
 
 /// Scratch elements for `n` tokens: compressed queries; queries; compressed rows with the shared part of the keys; queries
 /// expanded to compressed rows; results of attention; values; and for grouped products over heads, the sorted items, the work

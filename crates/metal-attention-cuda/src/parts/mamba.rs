@@ -1,8 +1,11 @@
 //! Mamba and Mamba-2: input product, short convolution, the selective scan (`recurrence.rs`), gate and output product.
 
 use bytemuck::Zeroable;
-use metal_attention_model::{Mamba2Spec, MambaDecay, MambaSpec};
+use metal_attention_model::{
+    AttentionAndMamba2Weights, Mamba2Spec, Mamba2Weights, MambaDecay, MambaSpec, MambaWeights, NormKind,
+};
 
+use super::CudaAttention;
 use crate::CudaError;
 use crate::args::{
     ConvolutionArgs, FusedMamba2Args, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs, RowsArgs, SelectArgs,
@@ -15,7 +18,125 @@ use crate::runner::linear::LinearInput;
 use crate::runner::recurrence::RecurrenceKernel;
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::DevicePtr;
-use crate::weights::{CudaMamba, CudaMamba2};
+use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader};
+
+/// A Mamba mixer.
+#[derive(Debug)]
+pub(crate) struct CudaMamba {
+    /// Its sizes.
+    pub(crate) spec: MambaSpec,
+    /// `x` and `z` one below the other, `[2 * width, n_embd]`; with decays of heads, `z` and `x` of each head.
+    pub(crate) input: CudaLinear,
+    /// Coefficients of the convolution, those of the oldest token first, `[n_tap, width]`.
+    pub(crate) taps: CudaVector,
+    /// Bias of the convolution, `[width]`.
+    pub(crate) conv_bias: Option<CudaVector>,
+    /// The selection `W_x`, `[dt_rank + 2 * d_state, width]`.
+    pub(crate) select: CudaLinear,
+    /// Weights of the norms of `dt`, `B` and `C`.
+    pub(crate) norms: Option<[CudaVector; 3]>,
+    /// `W_dt`, `[n_dt, dt_rank]`; the scan adds its bias, not the product.
+    pub(crate) dt: CudaLinear,
+    /// `A`, negative, `[width, d_state]`, or `[n_head]`.
+    pub(crate) a: CudaVector,
+    /// `D`, `[n_dt]`.
+    pub(crate) d: CudaVector,
+    /// Output, `[n_embd, width]`.
+    pub(crate) out: CudaLinear,
+}
+
+/// A Mamba-2 mixer.
+#[derive(Debug)]
+pub(crate) struct CudaMamba2 {
+    /// Its sizes.
+    pub(crate) spec: Mamba2Spec,
+    /// `z`, `x`, `B`, `C` and `dt`, one below the other, `[input_width, n_embd]`.
+    pub(crate) input: CudaLinear,
+    /// Coefficients of the convolution, those of the oldest token first, `[n_tap, conv_width]`.
+    pub(crate) taps: CudaVector,
+    /// Bias of the convolution, `[conv_width]`.
+    pub(crate) conv_bias: Option<CudaVector>,
+    /// Bias of `dt`, `[n_head]`.
+    pub(crate) dt_bias: CudaVector,
+    /// `A`, negative, `[n_head]`.
+    pub(crate) a: CudaVector,
+    /// `D`, `[n_head]`.
+    pub(crate) d: CudaVector,
+    /// Norm of the result, over groups or the whole row.
+    pub(crate) norm: Option<CudaNorm>,
+    /// Output, `[n_embd, width]`.
+    pub(crate) out: CudaLinear,
+}
+
+/// Attention and Mamba-2, whose results are added.
+#[derive(Debug)]
+pub(crate) struct CudaAttentionAndMamba2 {
+    /// The attention.
+    pub(crate) attention: CudaAttention,
+    /// The state space.
+    pub(crate) mamba2: CudaMamba2,
+}
+
+impl CudaMamba {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &MambaWeights) -> Result<Self, CudaError> {
+        let norms = match &w.norms {
+            Some([dt, b, c]) => Some([loader.vector(dt)?, loader.vector(b)?, loader.vector(c)?]),
+            None => None,
+        };
+        let a = match w.spec.decay {
+            // Transposed to `[width, d_state]`, so that the numbers of a channel are adjacent.
+            MambaDecay::Channels => {
+                let channel_values = |channel: usize| w.a.iter().skip(channel).step_by(w.spec.width).copied();
+                loader.vector(&(0..w.spec.width).flat_map(channel_values).collect::<Vec<_>>())?
+            }
+            MambaDecay::Heads(_) => loader.vector(&w.a)?,
+        };
+        Ok(Self {
+            spec: w.spec,
+            input: loader.linear(&w.input)?,
+            taps: loader.vector(&w.taps)?,
+            conv_bias: loader.optional(w.conv_bias.as_deref())?,
+            select: loader.linear(&w.select)?,
+            norms,
+            dt: loader.linear(&w.dt)?,
+            a,
+            d: loader.vector(&w.d)?,
+            out: loader.linear(&w.out)?,
+        })
+    }
+}
+
+impl CudaMamba2 {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &Mamba2Weights) -> Result<Self, CudaError> {
+        let norm = match (w.spec.norm, &w.norm) {
+            (Some(eps), Some(weight)) => {
+                let (kind, n) = (NormKind::Rms, weight.len());
+                Some(CudaNorm { kind, weight: loader.vector(weight)?, bias: None, eps, n })
+            }
+            (None, _) | (_, None) => None,
+        };
+        Ok(Self {
+            spec: w.spec,
+            input: loader.linear(&w.input)?,
+            taps: loader.vector(&w.taps)?,
+            conv_bias: loader.optional(w.conv_bias.as_deref())?,
+            dt_bias: loader.vector(&w.dt_bias)?,
+            a: loader.vector(&w.a)?,
+            d: loader.vector(&w.d)?,
+            norm,
+            out: loader.linear(&w.out)?,
+        })
+    }
+}
+
+impl CudaAttentionAndMamba2 {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &AttentionAndMamba2Weights) -> Result<Self, CudaError> {
+        Ok(Self { attention: CudaAttention::new(loader, &w.attention)?, mamba2: CudaMamba2::new(loader, &w.mamba2)? })
+    }
+}
 
 /// Scratch widths of Mamba: `x` and `z`; `x` after the convolution; the selection, that is, `dt`, `B` and `C` before norms;
 /// `dt` before and after its expansion; `B` and `C`; the result.

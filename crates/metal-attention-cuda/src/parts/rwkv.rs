@@ -2,7 +2,9 @@
 //! between a token and the one before it (token shift).
 
 use bytemuck::Zeroable;
-use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
+use metal_attention_model::{
+    ChannelMixSpec, ChannelMixWeights, LowRankWeights, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights,
+};
 
 use crate::CudaError;
 use crate::args::{
@@ -19,7 +21,181 @@ use crate::runner::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shar
 use crate::runner::recurrence::RecurrenceKernel;
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::weights::{CudaChannelMix, CudaLinear, CudaLowRank, CudaRwkv6, CudaRwkv7};
+use crate::stack::CudaStack;
+use crate::weights::{CudaLinear, CudaVector, Loader};
+
+/// A low-rank product, `up(down(x))`.
+#[derive(Debug)]
+pub(crate) struct CudaLowRank {
+    /// `[rank, n_in]`.
+    pub(crate) down: CudaLinear,
+    /// `[n_out, rank]`.
+    pub(crate) up: CudaLinear,
+}
+
+/// A time mix of RWKV-6. The mixed inputs are those of decay, keys, values, receptance and gate, in that order.
+#[derive(Debug)]
+pub(crate) struct CudaRwkv6 {
+    /// Its sizes.
+    pub(crate) spec: Rwkv6Spec,
+    /// Interpolation weights of the input of `mix_down`, `[width]`.
+    pub(crate) lerp_x: CudaVector,
+    /// Interpolation weights of the mixed inputs, `[5, width]`.
+    pub(crate) lerps: CudaVector,
+    /// The first product of what tokens add to `lerps`, `[5 * mix_rank, n_embd]`.
+    pub(crate) mix_down: CudaLinear,
+    /// Its second product, `[5, width, mix_rank]`.
+    pub(crate) mix_up: CudaStack,
+    /// The decay.
+    pub(crate) decay: CudaLowRank,
+    /// `w0`, `[width]`.
+    pub(crate) decay_bias: CudaVector,
+    /// `u`, `[n_head, head_dim]`.
+    pub(crate) bonus: Option<CudaVector>,
+    /// Receptance, `[width, n_embd]`.
+    pub(crate) receptance: CudaLinear,
+    /// Keys, `[n_head_kv * head_dim, n_embd]`.
+    pub(crate) key: CudaLinear,
+    /// Values, of the same shape.
+    pub(crate) value: CudaLinear,
+    /// Gate, `[width, n_embd]`.
+    pub(crate) gate: CudaLinear,
+    /// Weight and bias of the norm of each head's result, `[width]` each.
+    pub(crate) norm: Option<[CudaVector; 2]>,
+    /// Output, `[n_embd, width]`.
+    pub(crate) out: CudaLinear,
+}
+
+/// A time mix of RWKV-7. The mixed inputs are those of receptance, decay, keys, values, rate and, where there is one, gate, in
+/// that order.
+#[derive(Debug)]
+pub(crate) struct CudaRwkv7 {
+    /// Its sizes.
+    pub(crate) spec: Rwkv7Spec,
+    /// Interpolation weights of the mixed inputs, `[n_mix, width]`.
+    pub(crate) lerps: CudaVector,
+    /// Receptance, `[width, n_embd]`.
+    pub(crate) receptance: CudaLinear,
+    /// Keys, `[width, n_embd]`.
+    pub(crate) key: CudaLinear,
+    /// Values, `[width, n_embd]`.
+    pub(crate) value: CudaLinear,
+    /// The decay.
+    pub(crate) decay: CudaLowRank,
+    /// `w0`, `[width]`.
+    pub(crate) decay_bias: CudaVector,
+    /// The in-context learning rate.
+    pub(crate) rate: CudaLowRank,
+    /// `a0`, `[width]`.
+    pub(crate) rate_bias: CudaVector,
+    /// The share of the first layer's values, with its bias `v0` `[width]`; `None` in the first layer.
+    pub(crate) first_value: Option<(CudaLowRank, CudaVector)>,
+    /// The gate, where there is one.
+    pub(crate) gate: Option<CudaLowRank>,
+    /// `k_k`, `[width]`.
+    pub(crate) removed: CudaVector,
+    /// `k_a`, `[width]`.
+    pub(crate) kept: CudaVector,
+    /// `r_k`, `[width]`.
+    pub(crate) bonus: CudaVector,
+    /// Weight and bias of the norm of each head's result, `[width]` each.
+    pub(crate) norm: Option<[CudaVector; 2]>,
+    /// Output, `[n_embd, width]`.
+    pub(crate) out: CudaLinear,
+}
+
+/// A channel mix of RWKV.
+#[derive(Debug)]
+pub(crate) struct CudaChannelMix {
+    /// Its sizes.
+    pub(crate) spec: ChannelMixSpec,
+    /// The element of the layer's state at which the channel mix's part begins, behind the mixer's.
+    pub(crate) state: usize,
+    /// Interpolation weights of the mixed inputs (keys, then receptance), `[n_mix, n_embd]`.
+    pub(crate) lerps: CudaVector,
+    /// Keys, `[width, n_embd]`.
+    pub(crate) key: CudaLinear,
+    /// Values, `[n_embd, width]`.
+    pub(crate) value: CudaLinear,
+    /// Receptance, `[n_embd, n_embd]`, where there is one.
+    pub(crate) receptance: Option<CudaLinear>,
+}
+
+impl CudaLowRank {
+    /// Uploads the two matrices.
+    fn new(loader: &mut Loader<'_>, w: &LowRankWeights) -> Result<Self, CudaError> {
+        Ok(Self { down: loader.linear(&w.down)?, up: loader.linear(&w.up)? })
+    }
+}
+
+impl CudaRwkv6 {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &Rwkv6Weights) -> Result<Self, CudaError> {
+        Ok(Self {
+            spec: w.spec,
+            lerp_x: loader.vector(&w.lerp_x)?,
+            lerps: loader.vector(&w.lerps)?,
+            mix_down: loader.linear(&w.mix_down)?,
+            mix_up: loader.stack(&w.mix_up.iter().collect::<Vec<_>>())?,
+            decay: CudaLowRank::new(loader, &w.decay)?,
+            decay_bias: loader.vector(&w.decay_bias)?,
+            bonus: loader.optional(w.bonus.as_deref())?,
+            receptance: loader.linear(&w.receptance)?,
+            key: loader.linear(&w.key)?,
+            value: loader.linear(&w.value)?,
+            gate: loader.linear(&w.gate)?,
+            norm: head_norm_weights(loader, w.norm.as_ref())?,
+            out: loader.linear(&w.out)?,
+        })
+    }
+}
+
+impl CudaRwkv7 {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &Rwkv7Weights) -> Result<Self, CudaError> {
+        let first_value = match &w.first_value {
+            Some((low_rank, bias)) => Some((CudaLowRank::new(loader, low_rank)?, loader.vector(bias)?)),
+            None => None,
+        };
+        Ok(Self {
+            spec: w.spec,
+            lerps: loader.vector(&w.lerps)?,
+            receptance: loader.linear(&w.receptance)?,
+            key: loader.linear(&w.key)?,
+            value: loader.linear(&w.value)?,
+            decay: CudaLowRank::new(loader, &w.decay)?,
+            decay_bias: loader.vector(&w.decay_bias)?,
+            rate: CudaLowRank::new(loader, &w.rate)?,
+            rate_bias: loader.vector(&w.rate_bias)?,
+            first_value,
+            gate: w.gate.as_ref().map(|gate| CudaLowRank::new(loader, gate)).transpose()?,
+            removed: loader.vector(&w.removed)?,
+            kept: loader.vector(&w.kept)?,
+            bonus: loader.vector(&w.bonus)?,
+            norm: head_norm_weights(loader, w.norm.as_ref())?,
+            out: loader.linear(&w.out)?,
+        })
+    }
+}
+
+impl CudaChannelMix {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &ChannelMixWeights) -> Result<Self, CudaError> {
+        Ok(Self {
+            spec: w.spec,
+            state: loader.mixer_state,
+            lerps: loader.vector(&w.lerps)?,
+            key: loader.linear(&w.key)?,
+            value: loader.linear(&w.value)?,
+            receptance: w.receptance.as_ref().map(|receptance| loader.linear(receptance)).transpose()?,
+        })
+    }
+}
+
+/// Uploads weight and bias of the norm of each head's result, if there is one.
+fn head_norm_weights(loader: &Loader<'_>, norm: Option<&[Vec<f32>; 2]>) -> Result<Option<[CudaVector; 2]>, CudaError> {
+    norm.map(|[weight, bias]| Ok([loader.vector(weight)?, loader.vector(bias)?])).transpose()
+}
 
 /// Scratch widths of RWKV-6: the mixed inputs; the data-dependent part of the interpolation, before and after its expansion;
 /// receptance, keys, values and gate; the decay before and after its expansion; the heads' results.

@@ -1,14 +1,39 @@
 //! The gated short convolution as a mixer (LFM2): input product, convolution between two gates, output product.
 
 use bytemuck::Zeroable;
-use metal_attention_model::ShortConvSpec;
+use metal_attention_model::{ShortConvSpec, ShortConvWeights};
 
 use crate::CudaError;
 use crate::args::{ConvolutionArgs, RowsArgs};
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::LinearInput;
 use crate::runner::{MicroBatch, ModelRunner};
-use crate::weights::CudaShortConv;
+use crate::weights::{CudaLinear, CudaVector, Loader};
+
+/// A gated short convolution.
+#[derive(Debug)]
+pub(crate) struct CudaShortConv {
+    /// Its sizes.
+    pub(crate) spec: ShortConvSpec,
+    /// Two gates and the input, `[3 * width, n_embd]`.
+    pub(crate) input: CudaLinear,
+    /// Coefficients of the convolution, those of the oldest token first, `[n_tap, width]`.
+    pub(crate) taps: CudaVector,
+    /// Output, `[n_embd, width]`.
+    pub(crate) out: CudaLinear,
+}
+
+impl CudaShortConv {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &ShortConvWeights) -> Result<Self, CudaError> {
+        Ok(Self {
+            spec: w.spec,
+            input: loader.linear(&w.input)?,
+            taps: loader.vector(&w.taps)?,
+            out: loader.linear(&w.out)?,
+        })
+    }
+}
 
 /// Scratch widths: the two gates and the input; the result.
 pub(crate) fn widths(spec: &ShortConvSpec) -> [usize; 2] {

@@ -2,17 +2,123 @@
 //! each layer computes with the first and predicts the others (AltUp, arXiv 2301.13310); and a low-rank residual beside
 //! attention (LAuReL, arXiv 2411.07501).
 
-use metal_attention_model::{ModelSpec, ResidualStreams};
+use metal_attention_model::{
+    LayerEmbeddingWeights, LayerStreamsWeights, Linear, ModelSpec, PerLayerTables, ResidualStreams, StreamsWeights,
+};
 
+use super::CudaLayer;
 use crate::CudaError;
 use crate::args::{ActivationArgs, NormArgs, StreamsArgs, StretchArgs};
 use crate::kernels::{self, EntryPoint};
 use crate::launch::LaunchGrid;
+use crate::matrix::CudaMatrix;
 use crate::runner::linear::{LinearInput, norm_args};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::support::activation_code;
-use crate::weights::{CudaLayer, CudaLayerStreams, CudaPerLayer, CudaStreams};
+use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader};
+
+/// The weights that make the per-layer embeddings of all layers.
+#[derive(Debug)]
+pub(crate) struct CudaPerLayer {
+    /// Embeddings by token id, `[n_vocab, n_layer * width]`.
+    pub(crate) table: CudaMatrix,
+    /// Projection of the token embedding, `[n_layer * width, n_embd]`.
+    pub(crate) model_proj: CudaLinear,
+    /// Norm of the projection, `[width]`.
+    pub(crate) proj_norm: CudaNorm,
+}
+
+/// The projections between the first residual stream and the others.
+#[derive(Debug)]
+pub(crate) struct CudaStreams {
+    /// From the embedding to each further stream, `[n_embd, n_embd]` each.
+    pub(crate) proj: Vec<CudaLinear>,
+    /// From each further stream back, `[n_embd, n_embd]` each.
+    pub(crate) unembd_proj: Vec<CudaLinear>,
+}
+
+/// The weights with which a layer adds its per-layer embedding to the residual stream.
+#[derive(Debug)]
+pub(crate) struct CudaLayerEmbedding {
+    /// `[width, n_embd]`.
+    pub(crate) gate: CudaLinear,
+    /// `[n_embd, width]`.
+    pub(crate) proj: CudaLinear,
+    /// Norm of the projection, `[n_embd]`.
+    pub(crate) post_norm: CudaNorm,
+}
+
+/// A layer's weights for several residual streams (AltUp, LAuReL).
+#[derive(Debug)]
+pub(crate) struct CudaLayerStreams {
+    /// Sizes.
+    pub(crate) spec: ResidualStreams,
+    /// Norm of the router's input.
+    pub(crate) router_norm: CudaNorm,
+    /// The coefficients of prediction and correction, `[n, n_embd]` for `n` streams.
+    pub(crate) router: CudaLinear,
+    /// Prediction, F32 `[n * n, n]`.
+    pub(crate) predict: CudaVector,
+    /// Correction, F32 `[n, n]`.
+    pub(crate) correct: CudaVector,
+    /// Factors on the corrected first stream, as input of the per-layer embedding, `[n_embd]`.
+    pub(crate) correct_scale: CudaVector,
+    /// LAuReL's first product, `[laurel_rank, n_embd]`.
+    pub(crate) laurel_l: CudaLinear,
+    /// LAuReL's second product, `[n_embd, laurel_rank]`.
+    pub(crate) laurel_r: CudaLinear,
+    /// Norm of its result.
+    pub(crate) laurel_norm: CudaNorm,
+}
+
+impl CudaPerLayer {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &PerLayerTables) -> Result<Self, CudaError> {
+        Ok(Self {
+            table: loader.matrix(&w.token_embd)?,
+            model_proj: loader.linear(&w.model_proj)?,
+            proj_norm: CudaNorm::new(loader, &w.proj_norm)?,
+        })
+    }
+}
+
+impl CudaStreams {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &StreamsWeights) -> Result<Self, CudaError> {
+        let mut linears =
+            |linears: &[Linear]| linears.iter().map(|linear| loader.linear(linear)).collect::<Result<_, _>>();
+        Ok(Self { proj: linears(&w.proj)?, unembd_proj: linears(&w.unembd_proj)? })
+    }
+}
+
+impl CudaLayerEmbedding {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &LayerEmbeddingWeights) -> Result<Self, CudaError> {
+        Ok(Self {
+            gate: loader.linear(&w.gate)?,
+            proj: loader.linear(&w.proj)?,
+            post_norm: CudaNorm::new(loader, &w.post_norm)?,
+        })
+    }
+}
+
+impl CudaLayerStreams {
+    /// Uploads the weights.
+    pub(super) fn new(loader: &mut Loader<'_>, w: &LayerStreamsWeights) -> Result<Self, CudaError> {
+        Ok(Self {
+            spec: w.spec,
+            router_norm: CudaNorm::new(loader, &w.router_norm)?,
+            router: loader.linear(&w.router)?,
+            predict: loader.vector(&w.predict.weight.to_f32())?,
+            correct: loader.vector(&w.correct.weight.to_f32())?,
+            correct_scale: loader.vector(&w.correct_scale)?,
+            laurel_l: loader.linear(&w.laurel_l)?,
+            laurel_r: loader.linear(&w.laurel_r)?,
+            laurel_norm: CudaNorm::new(loader, &w.laurel_norm)?,
+        })
+    }
+}
 
 /// Rows in a buffer: from the first on, and the elements from one to the next.
 type StreamRows = (DeviceSlice<f32>, usize);

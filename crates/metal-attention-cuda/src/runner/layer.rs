@@ -11,8 +11,9 @@ use super::scratch::{feed_forward_reads_rows, mixer_reads_rows};
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{Epilogue, ExpertsSumArgs, NormArgs};
+use crate::parts::{CudaLayer, CudaParts};
 use crate::slice::DeviceSlice;
-use crate::weights::{CudaLayer, CudaLinear, CudaNorm, CudaParts};
+use crate::weights::{CudaLinear, CudaNorm};
 
 /// The result of a mixer or a feed-forward, mostly not computed yet. A mixer may have several, which are added.
 #[derive(Clone, Copy)]
