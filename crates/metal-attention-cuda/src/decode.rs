@@ -27,7 +27,7 @@ use crate::parts::{CudaAttention, CudaEmbedding};
 use crate::runner::TokenOutput;
 use crate::sharding::Shard;
 use crate::slice::DevicePtr;
-use crate::weights::CudaWeights;
+use crate::weights::{CudaWeights, ptr_or_null};
 use args::{
     CONSUMER_WARPS, MAX_VOCAB, OpIndex, OpKind, PRODUCER_WARPS, TAGS, WordBuffers, layer_args, matrices_args, op_args,
 };
@@ -178,7 +178,7 @@ impl DecodeKernel {
         let mut head_layer = LayerArgs { n_ops: 1, ..LayerArgs::zeroed() };
         head_layer.ops[0] = OpArgs {
             norm: output_norm.weight.ptr(),
-            bias: output_bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+            bias: ptr_or_null(output_bias.as_ref()),
             eps: output_norm.eps,
             ..op_args(OpKind::OutputHead, words.of(OpKind::OutputHead), index, &head, n_blocks)
         };

@@ -11,6 +11,7 @@ use crate::device::{CudaBuffer, CudaDevice};
 use crate::kernels::Kernels;
 use crate::matrix::{CudaMatrix, WeightLayout};
 use crate::slice::DevicePtr;
+use crate::weights::ptr_or_null;
 
 /// Matrices `[n, n_rows, n_in]`. The rows of each are padded to whole tiles.
 #[derive(Debug)]
@@ -57,7 +58,7 @@ impl CudaStack {
 
     /// The biases, or null.
     pub(crate) fn bias(&self) -> DevicePtr<f32> {
-        self.bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr)
+        ptr_or_null(self.bias.as_ref())
     }
 
     /// The layout of all matrices.

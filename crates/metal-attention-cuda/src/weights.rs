@@ -61,7 +61,7 @@ impl CudaJoined {
 impl CudaLinear {
     /// The bias, or null.
     pub(crate) fn bias(&self) -> DevicePtr<f32> {
-        self.bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr)
+        ptr_or_null(self.bias.as_ref())
     }
 }
 
@@ -100,6 +100,19 @@ impl CudaNorm {
             NormKind::Layer => false,
         }
     }
+}
+
+/// The norm's number in the kernels: `NormKind` of `norm.cu`.
+pub(crate) fn norm_kind(kind: NormKind) -> u32 {
+    match kind {
+        NormKind::Rms => 1,
+        NormKind::Layer => 2,
+    }
+}
+
+/// The address of a vector, or null.
+pub(crate) fn ptr_or_null(vector: Option<&CudaVector>) -> DevicePtr<f32> {
+    vector.map_or(DevicePtr::NULL, CudaVector::ptr)
 }
 
 /// Uploads weights, and keeps what several layers share.

@@ -5,12 +5,12 @@ use bytemuck::Zeroable;
 
 use super::layers::{DecodeLayer, OpMatrix};
 use crate::args::{COPIES, LayerArgs, MAX_OPS, OpArgs, OpMatrixArgs, RouteArgs};
-use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
 use crate::matrix::{PANEL, TILE, WeightLayout};
 use crate::parts::experts::route_args;
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
+use crate::weights::ptr_or_null;
 
 /// Consumer warps of a block: `CONSUMER_WARPS` of `decode.cuh`.
 pub(super) const CONSUMER_WARPS: usize = 8;
@@ -321,7 +321,7 @@ pub(super) fn layer_args(
         pages: cache.page_table_of_layer(i),
         k_cache,
         v_cache,
-        sinks: a.sinks.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+        sinks: ptr_or_null(a.sinks.as_ref()),
         n_ops: layer.ops.len() as u32,
         n_head: a.n_head as u32,
         n_head_kv: a.n_head_kv as u32,

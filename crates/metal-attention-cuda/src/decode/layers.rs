@@ -9,7 +9,7 @@
 //!
 //! Supported layers have:
 //! - softmax attention with q/k/v matrices and a KV cache of its own, causal, possibly with a window or chunks; heads
-//!   of a multiple of 8 elements up to 256 (checked by `attention_kernels` of `support.rs`); optional biases, sinks,
+//!   of a multiple of 8 elements up to 256 (checked by `attention_kernels` of `parts/attention.rs`); optional biases, sinks,
 //!   soft cap, RoPE, and RMS norms of single heads of queries and keys;
 //! - a dense feed-forward with a gate: gate and up of one weight layout, without biases, and an activation that the
 //!   epilogue applies (`fuses_activation`); an optional bias of down;
@@ -42,22 +42,20 @@
 //!   rows of b   [n_ff, n_embd]
 //! ```
 
-use metal_attention_model::{Activation, FeedForward, Mixer, Residual};
+use metal_attention_model::{FeedForward, Mixer, Residual};
 
 use super::args::OpKind;
-use crate::device::CudaBuffer;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
+use crate::parts::attention::AttentionKernels;
+use crate::parts::dense::is_elementwise;
+use crate::parts::experts::MAX_EXPERTS;
 use crate::parts::{CudaAttention, CudaDense, CudaExperts, CudaLayer};
 use crate::slice::DevicePtr;
 use crate::stack::CudaStack;
-use crate::support::AttentionKernels;
-use crate::weights::CudaNorm;
+use crate::weights::{CudaNorm, ptr_or_null};
 
 /// Most experts of a token: the same constant of `kernels/decode_routing.cuh`.
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
-/// Most experts of a layer. Their scores lie in shared memory: `RoutingScratch` of `kernels/routing.cuh`, for which
-/// `SharedMemoryLayout` takes space.
-const MAX_EXPERTS_PER_LAYER: usize = 1024;
 
 /// A matrix of an op: one of the model's, or the matrices of the experts that a token is routed to as if they were one.
 #[derive(Debug, Clone, Copy)]
@@ -205,7 +203,7 @@ impl<'a> DecodeLayer<'a> {
         // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the
         // kernel.
         let has_unsupported_parts = embedding.is_some() || streams.is_some() || *output_scale != 1.0;
-        // `attention_kernels` of `support.rs` decides on `kernels` and `separate_inputs`, by the same conditions that
+        // `attention_kernels` of `parts/attention.rs` decides on `kernels` and `separate_inputs`, by the same conditions that
         // `decode_attention.cuh` has. `Paged`: causal, possibly with a window or chunks; heads of a multiple of 8
         // elements, at most 256; no ALiBi. No `separate_inputs`: between the products of q/k/v and the attention there
         // are only norms of single heads and RoPE, which the attention kernel computes itself.
@@ -286,9 +284,8 @@ impl<'a> DecodeLayer<'a> {
     /// it for dense ones, and biases of experts are in `LayerArgs::expert_bias`. The output head is an op of the
     /// pseudo-layer, not of a `DecodeLayer`.
     pub(super) fn bias(&self, kind: OpKind) -> DevicePtr<f32> {
-        let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr);
         match (kind, self.feed_forward) {
-            (OpKind::Qkv, _) => ptr(&self.attention.qkv_bias),
+            (OpKind::Qkv, _) => ptr_or_null(self.attention.qkv_bias.as_ref()),
             (OpKind::AttentionOutput, _) => self.attention.out.bias(),
             (OpKind::Router, GatedFeedForward::Experts(experts)) => experts.router.bias(),
             (OpKind::Down, GatedFeedForward::Dense(dense)) => dense.down.bias(),
@@ -336,7 +333,7 @@ fn experts_are_supported(experts: &CudaExperts) -> bool {
         // The activation is checked below, from `spec`.
         activation: _,
         // Concerns other kernels.
-        has_known_activation: _,
+        epilogue_applies_activation: _,
     } = experts;
     // Norms of their own and products around the experts have no op in the kernel; neither have shared experts.
     let has_norms_or_latent = router_norm.is_some() || latent.is_some() || expert_norms.is_some();
@@ -346,14 +343,10 @@ fn experts_are_supported(experts: &CudaExperts) -> bool {
     // down and the rows of gate and up, is a multiple of 64, and gate and up have no padding rows between experts.
     let has_whole_records = down.n_in().is_multiple_of(down.layout().record().panels * PANEL);
     // Scores of experts are exchanged as words, two in each; vectors of words are whole pairs of words.
-    let has_supported_expert_count = spec.n_used <= MAX_EXPERTS_PER_TOKEN
-        && spec.n_expert.is_multiple_of(4)
-        && spec.n_expert <= MAX_EXPERTS_PER_LAYER;
+    let has_supported_expert_count =
+        spec.n_used <= MAX_EXPERTS_PER_TOKEN && spec.n_expert.is_multiple_of(4) && spec.n_expert <= MAX_EXPERTS;
     // Sparse activations need the whole gate vector of a token, of which each block has some rows.
-    let activation_is_elementwise = match spec.expert.activation {
-        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => true,
-        Activation::SparseGelu { n_std: _ } => false,
-    };
+    let activation_is_elementwise = is_elementwise(spec.expert.activation);
     // The kernel has weights on the experts' results only, not on their inputs.
     let weights_results = !spec.router.weights_inputs;
     activation_is_elementwise

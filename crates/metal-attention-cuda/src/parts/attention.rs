@@ -7,12 +7,14 @@
 //! and the last block of a head merges the partial results.
 
 use bytemuck::Zeroable;
-use metal_attention_model::{AttentionWeights, CacheType, KvSource, NormWeights, Positions, alibi_slopes};
+use metal_attention_model::{
+    AttentionSpec, AttentionWeights, CacheType, KvSource, Mask, NormKind, NormOver, NormWeights, Positions, QkNorm,
+    Rope, RopeLayout, alibi_slopes,
+};
 
 use crate::CudaError;
 use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, n_splits};
 use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs};
-use crate::device::CudaBuffer;
 use crate::kernels::{self, EntryPoint, of_cache};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::LaunchGrid;
@@ -21,8 +23,12 @@ use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::{LinearInput, LinearOp};
 use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::support::{AttentionKernels, QkvKernels, attention_kernels, head_codes, mask_code, norm_kind};
-use crate::weights::{CudaLinear, CudaVector, Loader};
+use crate::weights::{CudaLinear, CudaVector, Loader, norm_kind, ptr_or_null};
+
+/// Most elements of a head for the kernels that load whole KV pages.
+const MAX_PAGED_HEAD_DIM: usize = 256;
+/// Most elements of a head for the general attention kernel.
+const MAX_HEAD_DIM: usize = 512;
 
 /// The weights and constants of a layer's attention. Its input product has rows of queries (each with its gate, if there are
 /// gates), keys and values, one after the other.
@@ -75,10 +81,9 @@ impl CudaAttention {
         let weight = |norm: &Option<NormWeights>| loader.optional(norm.as_ref().map(|norm| &norm.weight[..]));
         let bias = |norm: &Option<NormWeights>| loader.optional(norm.as_ref().and_then(|norm| norm.bias.as_deref()));
         let norms = [weight(&w.q_norm)?, weight(&w.k_norm)?, bias(&w.q_norm)?, bias(&w.k_norm)?];
-        let ptr = |vector: &Option<CudaVector>| vector.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr);
         let inputs = HeadArgs {
-            q_norm: ptr(&norms[0]),
-            k_norm: ptr(&norms[1]),
+            q_norm: ptr_or_null(norms[0].as_ref()),
+            k_norm: ptr_or_null(norms[1].as_ref()),
             rope: loader.rope(of.rope()),
             ..head_codes(of).map_err(unsupported)?
         };
@@ -103,8 +108,8 @@ impl CudaAttention {
                 let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 Some(AttentionInputsArgs {
                     inputs,
-                    q_bias: ptr(&norms[2]),
-                    k_bias: ptr(&norms[3]),
+                    q_bias: ptr_or_null(norms[2].as_ref()),
+                    k_bias: ptr_or_null(norms[3].as_ref()),
                     n_head: of.n_head as u32,
                     n_head_kv: of.n_head_kv as u32,
                     head_dim: of.head_dim as u32,
@@ -150,6 +155,130 @@ impl CudaAttention {
     }
 }
 
+/// The kernel that makes queries, keys and values of their projections: norm, RoPE, and the append to the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QkvKernels {
+    /// In decode steps the attention kernel itself; in prefill a small one before it (`append_*`).
+    Fused,
+    /// In decode steps the attention kernel itself; in prefill the separate kernel, since `append_*` knows no gates.
+    FusedInDecode,
+    /// A separate kernel that knows all norms, clamps and scales (`attention_inputs.cu`).
+    Separate,
+}
+
+/// The kernels that compute softmax attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttentionKernels {
+    /// Kernels that load whole KV pages: `attention.cu`, `attention_on_units.cu`, `prefill_attention.cu`.
+    Paged,
+    /// The kernel for every mask and head size, and ALiBi: `general_attention.cu`.
+    General,
+}
+
+/// Checks that there are kernels for an attention; the error is the part without one.
+pub(crate) fn supports(a: &AttentionSpec) -> Result<(), &'static str> {
+    if a.head_dim > MAX_HEAD_DIM {
+        return Err("heads of that many elements");
+    }
+    head_codes(a).map(|_| ())
+}
+
+/// The kernels for an attention. `norm_bias`: whether the norms of queries or keys have a bias.
+fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (QkvKernels, AttentionKernels) {
+    let AttentionSpec {
+        n_head: _,
+        n_head_kv: _,
+        head_dim,
+        scale: _,
+        mask,
+        positions,
+        soft_cap: _,
+        sinks: _,
+        qk_norm,
+        value_norm,
+        clamp_qkv,
+        kv,
+        temperature,
+        qkv_bias: _,
+        fused_qkv: _,
+        output_gate,
+    } = a;
+    let paged = head_dim % 8 == 0
+        && *head_dim <= MAX_PAGED_HEAD_DIM
+        && mask.is_causal()
+        && match positions {
+            Positions::None | Positions::Rope(_) => true,
+            Positions::Alibi { max_bias: _ } => false,
+        };
+    let norms = qk_norm.is_none_or(|QkNorm { kind, eps: _, over, after_rope: _ }| {
+        kind == NormKind::Rms && over != NormOver::Row && !norm_bias
+    });
+    let plain = norms && value_norm.is_none() && clamp_qkv.is_none() && temperature.is_none();
+    let is_fused = paged && plain && *kv == KvSource::Own;
+    (
+        match (is_fused, output_gate) {
+            (true, false) => QkvKernels::Fused,
+            (true, true) => QkvKernels::FusedInDecode,
+            (false, _) => QkvKernels::Separate,
+        },
+        if paged { AttentionKernels::Paged } else { AttentionKernels::General },
+    )
+}
+
+/// The mask's number in the kernels (`masks.cuh`), and the positions of its window or chunk.
+fn mask_code(mask: Mask) -> (u32, u32) {
+    // Longer contexts than u32 counts do not fit in memory.
+    let reach = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    match mask {
+        Mask::Causal => (0, 0),
+        Mask::Window(n) => (1, reach(n)),
+        Mask::Chunk(n) => (2, reach(n)),
+        Mask::Full => (3, 0),
+        Mask::SymmetricWindow(n) => (4, reach(n)),
+    }
+}
+
+/// Norm and RoPE of queries and keys, as kernels take them, without the addresses of weights and tables. An error for a
+/// combination without a kernel.
+fn head_codes(a: &AttentionSpec) -> Result<HeadArgs, &'static str> {
+    let (norm, norm_after_rope, eps) = match a.qk_norm {
+        None => (0, false, 0.0),
+        Some(QkNorm { over: NormOver::Row, after_rope: true, kind: _, eps: _ }) => {
+            return Err("norms of whole rows of queries and keys after RoPE");
+        }
+        Some(QkNorm { kind: _, eps, over, after_rope }) => {
+            let norm = match over {
+                NormOver::Head => 1,
+                NormOver::EachHead => 2,
+                NormOver::Unweighted => 3,
+                NormOver::Row => 4,
+            };
+            (norm, after_rope, eps)
+        }
+    };
+    let rope = a.rope();
+    Ok(HeadArgs {
+        q_norm: DevicePtr::NULL,
+        k_norm: DevicePtr::NULL,
+        rope: DevicePtr::NULL,
+        norm,
+        norm_after_rope: u32::from(norm_after_rope),
+        rotation: rotation_code(rope),
+        n_rot: rope.map_or(0, |rope| rope.n_rot as u32),
+        eps,
+        scale: a.scale,
+    })
+}
+
+/// The rotation's number in the kernels (`Rotation` of `heads.cuh`).
+pub(super) fn rotation_code(rope: Option<&Rope>) -> u32 {
+    match rope.map(|rope| rope.layout) {
+        None => 0,
+        Some(RopeLayout::Interleaved) => 1,
+        Some(RopeLayout::Halves) => 2,
+    }
+}
+
 impl ModelRunner {
     /// Launches the attention of layer `i`, except its output product.
     pub(crate) fn attention<'w>(
@@ -168,7 +297,7 @@ impl ModelRunner {
             label: "qkv",
             matrices: a.qkv.iter().zip(first_rows).collect(),
             n_out: a.stride(),
-            bias: a.qkv_bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+            bias: ptr_or_null(a.qkv_bias.as_ref()),
             y: self.buffers.qkv.slice(),
             ..LinearOp::stored("", &a.qkv[0])
         };
@@ -244,7 +373,7 @@ impl ModelRunner {
             packed,
             partial: self.buffers.partial.ptr(),
             tickets: self.buffers.tickets.ptr(),
-            sinks: a.sinks.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+            sinks: ptr_or_null(a.sinks.as_ref()),
             n_head: a.n_head as u32,
             n_head_kv: a.n_head_kv as u32,
             head_dim: a.head_dim as u32,
@@ -324,7 +453,7 @@ impl ModelRunner {
             partial: base.partial,
             tickets: base.tickets,
             sinks: base.sinks,
-            slopes: a.slopes.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+            slopes: ptr_or_null(a.slopes.as_ref()),
             gates: base.gates,
             gate_stride: base.gate_stride,
             n_head: base.n_head,

@@ -1,19 +1,17 @@
 //! Dense feed-forwards: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
 
-use metal_attention_model::DenseWeights;
+use metal_attention_model::{Activation, DenseWeights};
 
 use crate::CudaError;
 use crate::args::{ActivationArgs, Epilogue};
-use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
-use crate::matrix::CudaMatrix;
+use crate::matrix::{CudaMatrix, WeightLayout};
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::{LinearInput, LinearOp};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::support::{activation_code, fuses_activation};
-use crate::weights::{CudaLinear, CudaVector, Loader};
+use crate::weights::{CudaLinear, CudaVector, Loader, ptr_or_null};
 
 /// Elements of a row that a block of the activation kernel processes.
 const ELEMENTS_OF_A_BLOCK: usize = 2048;
@@ -52,6 +50,45 @@ impl CudaDense {
     }
 }
 
+/// The activation's number in the kernels (`Activation` of `common.cuh`; the last one only in `activation.cu`), and its
+/// parameter.
+pub(super) fn activation_code(activation: Activation) -> (u32, f32) {
+    match activation {
+        Activation::Silu => (0, 0.0),
+        Activation::Gelu => (1, 0.0),
+        Activation::ReluSquared => (2, 0.0),
+        Activation::ClampedSwiglu { limit } => (3, limit),
+        Activation::SparseGelu { n_std } => (4, n_std),
+    }
+}
+
+/// Whether the epilogue of a product of gate and up can apply the activation.
+pub(super) fn epilogue_applies(activation: Activation) -> bool {
+    match activation {
+        Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
+        Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
+    }
+}
+
+/// Whether each element of the activation depends on one of the gate alone, and not on the whole row.
+pub(crate) fn is_elementwise(activation: Activation) -> bool {
+    match activation {
+        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => true,
+        Activation::SparseGelu { n_std: _ } => false,
+    }
+}
+
+/// Whether the epilogue of the product of gate and up applies the activation of `weights`: if it can, and gate and up
+/// have equal weight layouts and no biases.
+fn fuses_activation(weights: &DenseWeights) -> bool {
+    let DenseWeights { spec, gate, up, down: _ } = weights;
+    epilogue_applies(spec.activation)
+        && gate.as_ref().is_some_and(|gate| {
+            let alike = WeightLayout::of(gate.weight.ty()) == WeightLayout::of(up.weight.ty());
+            alike && gate.bias.is_none() && up.bias.is_none()
+        })
+}
+
 impl ModelRunner {
     /// Launches a dense feed-forward, except its last product, which is returned with its input. Gate and up are one gated
     /// product where that can apply the activation (`fuses_activation`), else a product and an activation kernel.
@@ -85,7 +122,7 @@ impl ModelRunner {
                     label: "gate and up",
                     n_out: stride,
                     matrices: parts,
-                    bias: w.bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+                    bias: ptr_or_null(w.bias.as_ref()),
                     y: gate_up,
                     ..LinearOp::stored("", &w.up)
                 };

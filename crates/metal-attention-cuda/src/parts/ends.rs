@@ -18,7 +18,7 @@ use crate::matrix::CudaMatrix;
 use crate::runner::linear::{LinearInput, LinearOp, norm_args};
 use crate::runner::{MicroBatchSize, ModelRunner, TokenOutput};
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::weights::{CudaNorm, CudaVector, Loader};
+use crate::weights::{CudaNorm, CudaVector, Loader, ptr_or_null};
 
 /// The weights that make the residual stream from token ids, before the first layer.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl ModelRunner {
         let w = Arc::clone(&self.weights.embedding);
         let (x, n_embd) = (self.buffers.x.slice(), spec.n_embd);
         let args = EmbeddingArgs {
-            types: w.token_type.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+            types: ptr_or_null(w.token_type.as_ref()),
             positions: w.positions.as_ref().map_or_else(MatrixArgs::zeroed, |table| table.args(0)),
             ..self.embedding_args(&w.table, spec.embedding.scale, x)
         };

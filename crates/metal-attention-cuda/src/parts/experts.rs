@@ -5,12 +5,12 @@
 //! item is a token at one of its experts, `[n_tokens * n_used]` in the order of tokens.
 
 use metal_attention_gguf::TensorType;
-use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, NormKind, RouterScore};
+use metal_attention_model::{Experts, ExpertsWeights, Linear, NormKind, Router, RouterScore};
 
 use super::CudaDense;
+use super::dense::{activation_code, epilogue_applies, is_elementwise};
 use crate::CudaError;
 use crate::args::{Epilogue, ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, RouteArgs, WeighArgs};
-use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
@@ -20,11 +20,15 @@ use crate::runner::linear::{GEMV_TOKENS, LinearInput};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
-use crate::support::activation_code;
-use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader};
+use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader, ptr_or_null};
 
 /// Most elements of a row that `route_alone` supports.
 const MAX_ROUTED: usize = 4 * 256 * 8;
+
+/// Most experts of a layer.
+pub(crate) const MAX_EXPERTS: usize = 1024;
+/// Most experts of a token: `MAX_CHOSEN` of `routing.cuh`.
+const MAX_CHOSEN: usize = 64;
 
 /// The weights of a mixture of experts. `n_in` is the width that experts work on: that of the residual stream, or of `latent`.
 #[derive(Debug)]
@@ -58,7 +62,7 @@ pub(crate) struct CudaExperts {
     /// The experts' activation, by its number in the kernels, and its parameter.
     pub(crate) activation: (u32, f32),
     /// Whether the epilogue of products can apply the activation.
-    pub(crate) has_known_activation: bool,
+    pub(crate) epilogue_applies_activation: bool,
 }
 
 impl CudaExperts {
@@ -103,18 +107,25 @@ impl CudaExperts {
             shared_gate: loader.optional(w.shared_gate.as_deref())?,
             expert_norms,
             activation: activation_code(of.expert.activation),
-            has_known_activation: match of.expert.activation {
-                Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
-                Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
-            },
+            epilogue_applies_activation: epilogue_applies(of.expert.activation),
         })
     }
 
     /// Whether the product of gate and up can apply the activation in its epilogue.
     pub(crate) fn gates_in_product(&self) -> bool {
         let plain = |gate: &CudaStack| gate.pairs_with(&self.up) && gate.bias.is_none() && self.up.bias.is_none();
-        self.has_known_activation && self.gate.as_ref().is_some_and(plain)
+        self.epilogue_applies_activation && self.gate.as_ref().is_some_and(plain)
     }
+}
+
+/// Checks that there are kernels for a mixture of experts; the error is the part without one.
+pub(crate) fn supports(spec: &Experts) -> Result<(), &'static str> {
+    let Experts { n_expert, n_used, expert, biases: _, latent: _, router, expert_norms: _, shared: _ } = spec;
+    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weights_inputs: _ } = router;
+    if *n_expert > MAX_EXPERTS || *n_used > MAX_CHOSEN || n_used > n_expert {
+        return Err("that many experts");
+    }
+    if is_elementwise(expert.activation) { Ok(()) } else { Err("experts with sparse GELU") }
 }
 
 /// Scratch elements (4 bytes each) of a mixture for `n` tokens, part by part. An item is a token at one of its experts.
@@ -160,11 +171,6 @@ pub(crate) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     ]
 }
 
-/// The address of a vector, or null.
-fn ptr(vector: Option<&CudaBuffer>) -> DevicePtr<f32> {
-    vector.map_or(DevicePtr::NULL, CudaBuffer::ptr)
-}
-
 /// Arguments of the router kernel: it reads the router logits and writes the expert (`chosen`), the weight and the input weight of
 /// each item.
 pub(crate) fn route_args(
@@ -177,8 +183,8 @@ pub(crate) fn route_args(
     let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
     RouteArgs {
         products: logits.ptr(),
-        choice_bias: ptr(w.choice_bias.as_ref()),
-        expert_scale: ptr(w.expert_scale.as_ref()),
+        choice_bias: ptr_or_null(w.choice_bias.as_ref()),
+        expert_scale: ptr_or_null(w.expert_scale.as_ref()),
         experts: chosen.ptr(),
         weights: weights.ptr(),
         input_weights: if router.weights_inputs { input_weights.ptr() } else { DevicePtr::NULL },
@@ -441,7 +447,7 @@ impl ModelRunner {
                 self.norm_rows(batch, shared, n_embd, norm, shared)?;
             }
             args.shared = shared.ptr();
-            args.gate = ptr(w.shared_gate.as_ref());
+            args.gate = ptr_or_null(w.shared_gate.as_ref());
         }
         if w.expert_norms.is_none() && w.latent.is_none() {
             return Ok(SublayerOutput::Sum(args));

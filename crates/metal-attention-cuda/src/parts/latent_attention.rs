@@ -4,8 +4,9 @@
 //! In the absorbed form: each head's query is multiplied by its key expansion before attention, so that it can be compared with
 //! compressed rows directly, and attention's result by its value expansion afterwards.
 
-use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights, RopeLayout};
+use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights};
 
+use super::attention::rotation_code;
 use crate::CudaError;
 use crate::activations::n_splits;
 use crate::args::{Epilogue, LatentAttentionArgs, LatentInputsArgs};
@@ -23,6 +24,9 @@ use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader};
 const HEADS: usize = 8;
 /// Positions that a block processes at a time: `POSITIONS` of `latent_attention.cu`.
 const POSITIONS: usize = 32;
+
+/// Most elements of the value part of a compressed row: `PAIRS` of `latent_attention.cu` for each lane.
+const MAX_LATENT: usize = 512;
 
 /// The weights of a layer's latent attention.
 #[derive(Debug)]
@@ -67,6 +71,16 @@ impl CudaLatentAttention {
             rope: loader.rope(of.rope.as_ref()),
         })
     }
+}
+
+/// Checks that there are kernels for latent attention; the error is the part without one.
+pub(crate) fn supports(a: &LatentAttentionSpec) -> Result<(), &'static str> {
+    // Grouped products read four elements at a time.
+    let unaligned = [a.kv_rank, a.n_nope, a.head_dim()].iter().any(|n| n % 4 != 0);
+    if a.kv_rank > MAX_LATENT || !a.shared_dim.is_multiple_of(2) || unaligned {
+        return Err("latent attention over rows of that many elements");
+    }
+    Ok(())
 }
 
 /// Scratch elements for `n` tokens: compressed queries; queries; compressed rows with the shared part of the keys; queries
@@ -177,11 +191,7 @@ impl ModelRunner {
             n_nope: spec.n_nope as u32,
             rank: spec.kv_rank as u32,
             n_shared: spec.shared_dim as u32,
-            rotation: match spec.rope.map(|rope| rope.layout) {
-                None => 0,
-                Some(RopeLayout::Interleaved) => 1,
-                Some(RopeLayout::Halves) => 2,
-            },
+            rotation: rotation_code(spec.rope.as_ref()),
             eps: spec.eps,
             scale: spec.scale,
             temperature: spec.temperature.map_or(0.0, |temperature| temperature.scale),

@@ -15,10 +15,10 @@ use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::LinearInput;
-use crate::runner::recurrence::RecurrenceKernel;
+use crate::runner::recurrence::{RecurrenceKernel, supports_keys, supports_taps};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::DevicePtr;
-use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader};
+use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader, ptr_or_null};
 
 /// A Mamba mixer.
 #[derive(Debug)]
@@ -138,6 +138,24 @@ impl CudaAttentionAndMamba2 {
     }
 }
 
+/// Checks that there are kernels for Mamba; the error is the part without one.
+pub(crate) fn supports_mamba(spec: &MambaSpec) -> Result<(), &'static str> {
+    supports_taps(spec.n_tap)?;
+    match spec.decay {
+        MambaDecay::Channels if spec.d_state > RecurrenceKernel::MAMBA.max_key_dim() => {
+            Err("Mamba with states of that many elements")
+        }
+        MambaDecay::Channels => Ok(()),
+        MambaDecay::Heads(_) => supports_keys(spec.d_state),
+    }
+}
+
+/// Checks that there are kernels for Mamba-2; the error is the part without one.
+pub(crate) fn supports_mamba2(spec: &Mamba2Spec) -> Result<(), &'static str> {
+    supports_taps(spec.n_tap)?;
+    supports_keys(spec.d_state)
+}
+
 /// Scratch widths of Mamba: `x` and `z`; `x` after the convolution; the selection, that is, `dt`, `B` and `C` before norms;
 /// `dt` before and after its expansion; `B` and `C`; the result.
 pub(crate) fn widths(spec: &MambaSpec) -> [usize; 7] {
@@ -147,11 +165,6 @@ pub(crate) fn widths(spec: &MambaSpec) -> [usize; 7] {
 /// Scratch widths of Mamba-2: `z`, `x`, `B`, `C` and `dt`; `x`, `B` and `C` after the convolution; the result.
 pub(crate) fn widths2(spec: &Mamba2Spec) -> [usize; 3] {
     [spec.input_width(), spec.conv_width(), spec.width()]
-}
-
-/// The address of a vector, or null.
-fn ptr(vector: Option<&CudaBuffer>) -> DevicePtr<f32> {
-    vector.map_or(DevicePtr::NULL, CudaBuffer::ptr)
 }
 
 impl ModelRunner {
@@ -171,7 +184,7 @@ impl ModelRunner {
         let convolution = ConvolutionArgs {
             x: RowsArgs::new(inputs, stride, width),
             taps: w.taps.ptr(),
-            bias: ptr(w.conv_bias.as_ref()),
+            bias: ptr_or_null(w.conv_bias.as_ref()),
             out: conv.ptr(),
             channels: channels as u32,
             n_tap: spec.n_tap as u32,
@@ -249,7 +262,7 @@ impl ModelRunner {
         let args = ConvolutionArgs {
             x: RowsArgs::new(inputs, 2 * width, first),
             taps: w.taps.ptr(),
-            bias: ptr(w.conv_bias.as_ref()),
+            bias: ptr_or_null(w.conv_bias.as_ref()),
             out: conv.ptr(),
             channels: width as u32,
             n_tap: spec.n_tap as u32,

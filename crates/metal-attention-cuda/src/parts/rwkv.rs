@@ -18,11 +18,11 @@ use crate::matrix::PANEL;
 use crate::runner::grouped::GroupedLinearOp;
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shared_bytes, previous_power_of_two};
-use crate::runner::recurrence::RecurrenceKernel;
+use crate::runner::recurrence::{RecurrenceKernel, supports_keys};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
-use crate::weights::{CudaLinear, CudaVector, Loader};
+use crate::weights::{CudaLinear, CudaVector, Loader, ptr_or_null};
 
 /// A low-rank product, `up(down(x))`.
 #[derive(Debug)]
@@ -195,6 +195,16 @@ impl CudaChannelMix {
 /// Uploads weight and bias of the norm of each head's result, if there is one.
 fn head_norm_weights(loader: &Loader<'_>, norm: Option<&[Vec<f32>; 2]>) -> Result<Option<[CudaVector; 2]>, CudaError> {
     norm.map(|[weight, bias]| Ok([loader.vector(weight)?, loader.vector(bias)?])).transpose()
+}
+
+/// Checks that there are kernels for an RWKV-6 time mix; the error is the part without one.
+pub(crate) fn supports_rwkv6(spec: &Rwkv6Spec) -> Result<(), &'static str> {
+    supports_keys(spec.head_dim)
+}
+
+/// Checks that there are kernels for an RWKV-7 time mix; the error is the part without one.
+pub(crate) fn supports_rwkv7(spec: &Rwkv7Spec) -> Result<(), &'static str> {
+    supports_keys(spec.head_dim)
 }
 
 /// Scratch widths of RWKV-6: the mixed inputs; the data-dependent part of the interpolation, before and after its expansion;
@@ -446,7 +456,7 @@ impl ModelRunner {
             v: v.ptr(),
             decay: decay.ptr(),
             decay_bias: w.decay_bias.ptr(),
-            bonus: w.bonus.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr),
+            bonus: ptr_or_null(w.bonus.as_ref()),
             n_head_kv: spec.n_head_kv as u32,
             unused: 0,
         };

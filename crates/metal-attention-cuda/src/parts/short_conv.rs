@@ -7,6 +7,7 @@ use crate::CudaError;
 use crate::args::{ConvolutionArgs, RowsArgs};
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::LinearInput;
+use crate::runner::recurrence::supports_taps;
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::weights::{CudaLinear, CudaVector, Loader};
 
@@ -33,6 +34,11 @@ impl CudaShortConv {
             out: loader.linear(&w.out)?,
         })
     }
+}
+
+/// Checks that there are kernels for a short convolution; the error is the part without one.
+pub(crate) fn supports(spec: &ShortConvSpec) -> Result<(), &'static str> {
+    supports_taps(spec.n_tap)
 }
 
 /// Scratch widths: the two gates and the input; the result.

@@ -3,10 +3,12 @@
 //! attention (LAuReL, arXiv 2411.07501).
 
 use metal_attention_model::{
-    LayerEmbeddingWeights, LayerStreamsWeights, Linear, ModelSpec, PerLayerTables, ResidualStreams, StreamsWeights,
+    Activation, InputEmbedding, LayerEmbeddingWeights, LayerSpec, LayerStreamsWeights, Linear, ModelSpec,
+    PerLayerTables, Residual, ResidualStreams, StreamsWeights,
 };
 
 use super::CudaLayer;
+use super::dense::activation_code;
 use crate::CudaError;
 use crate::args::{ActivationArgs, NormArgs, StreamsArgs, StretchArgs};
 use crate::kernels::{self, EntryPoint};
@@ -15,8 +17,10 @@ use crate::matrix::CudaMatrix;
 use crate::runner::linear::{LinearInput, norm_args};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::support::activation_code;
 use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader};
+
+/// Most residual streams: `MAX_STREAMS` of `streams.cu`.
+const MAX_STREAMS: usize = 8;
 
 /// The weights that make the per-layer embeddings of all layers.
 #[derive(Debug)]
@@ -120,6 +124,22 @@ impl CudaLayerStreams {
     }
 }
 
+/// Checks that there are kernels for the residual streams of a model; the error is the part without one.
+pub(crate) fn supports(embedding: &InputEmbedding, layers: &[LayerSpec]) -> Result<(), &'static str> {
+    // There are kernels for all others.
+    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = embedding;
+    if let Some(streams) = streams {
+        // As in Gemma 3n files: layers correct the streams where they add their per-layer embedding, so both have to be there,
+        // and the first stream is the one that layers compute with.
+        let alone = per_layer.is_none() || streams.active != 0 || streams.n > MAX_STREAMS;
+        let sequential = layers.iter().all(|layer| matches!(layer.residual, Residual::Sequential { .. }));
+        if alone || !sequential {
+            return Err("residual streams but for those of Gemma 3n");
+        }
+    }
+    Ok(())
+}
+
 /// Rows in a buffer: from the first on, and the elements from one to the next.
 type StreamRows = (DeviceSlice<f32>, usize);
 
@@ -168,7 +188,7 @@ impl ModelRunner {
         let (width, gate) = (own.gate.weight.n_rows, self.buffers.gate_up.slice());
         let input = self.rows(x, n_embd, n)?;
         self.store("gate of an embedding", &own.gate, input, gate, n)?;
-        let (activation, parameter) = activation_code(metal_attention_model::Activation::Gelu);
+        let (activation, parameter) = activation_code(Activation::Gelu);
         let args = ActivationArgs {
             gate: gate.ptr(),
             up: self.buffers.per_layer_inputs.slice().skip(i * width).ptr(),

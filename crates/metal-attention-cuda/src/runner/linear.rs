@@ -17,8 +17,7 @@ use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
 use crate::slice::{DevicePtr, DeviceSlice, F16};
-use crate::support::norm_kind;
-use crate::weights::{CudaLinear, CudaNorm};
+use crate::weights::{CudaLinear, CudaNorm, norm_kind, ptr_or_null};
 
 /// Most tokens of one GEMV launch; the largest micro-batch whose inputs stay F32 outside of `exact` mode.
 pub(crate) const GEMV_TOKENS: usize = 4;
@@ -160,7 +159,7 @@ pub(crate) fn norm_args(norm: Option<&CudaNorm>, x: DeviceSlice<f32>, n_in: usiz
     NormArgs {
         x: x.ptr(),
         weight: norm.map_or(DevicePtr::NULL, |norm| norm.weight.ptr()),
-        bias: norm.and_then(|norm| norm.bias.as_ref()).map_or(DevicePtr::NULL, CudaBuffer::ptr),
+        bias: ptr_or_null(norm.and_then(|norm| norm.bias.as_ref())),
         packed: DevicePtr::NULL,
         out: DevicePtr::NULL,
         rows: DevicePtr::NULL,

@@ -10,12 +10,23 @@ use bytemuck::Zeroable;
 
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
-use crate::args::{ConvolutionArgs, FusedDecodeArgs, GroupNormArgs, ScanArgs, StatesArgs};
+use crate::args::{ConvolutionArgs, FusedDecodeArgs, GroupNormArgs, RunsArgs, ScanArgs, StatesArgs};
 use crate::bounds::KernelArgs;
-use crate::kernels::EntryPoint;
+use crate::kernels::{self, EntryPoint};
 use crate::launch::LaunchGrid;
+use crate::recurrent_state::RunSizes;
 use crate::slice::DeviceSlice;
 
+/// Most taps of a convolution: `MAX_TAPS` of `recurrent.cu`.
+const MAX_TAPS: usize = 16;
+/// Most tokens of a run that a block of `convolution` or `token_shift` takes: `CONVOLVED` and `SHIFTED` of `recurrent.cu` and
+/// `rwkv.cu`.
+const TOKENS_OF_BLOCK: usize = 16;
+/// Most elements of a group that one warp normalises; larger groups use a block.
+const SMALL_GROUP: u32 = 256;
+
+/// Rows of the state of a thread, at most: the last kernel of each family.
+const MAX_ROWS: usize = 16;
 /// Most tokens of a tile.
 const TILE: usize = 16;
 /// Most shared memory of a block's two tiles, so that several blocks are resident.
@@ -31,6 +42,17 @@ const FUSED_WARPS: usize = 16;
 const FUSED_CHANNELS: usize = 2;
 /// Most shared memory of a block of `fused_decode`, which leaves space for blocks of the kernels before and after.
 const FUSED_SHARED: usize = 96 << 10;
+
+/// Checks that there are kernels for a convolution over `n` tokens; the error is the part without one.
+pub(crate) fn supports_taps(n: usize) -> Result<(), &'static str> {
+    if n > MAX_TAPS { Err("convolutions over that many tokens") } else { Ok(()) }
+}
+
+/// Checks that there are kernels for a state of each head with keys of `n` elements; the error is the part without one.
+pub(crate) fn supports_keys(n: usize) -> Result<(), &'static str> {
+    // The same for all recurrences with a state of each head.
+    if n > RecurrenceKernel::MAMBA2.max_key_dim() { Err("recurrent states of that many rows") } else { Ok(()) }
+}
 
 /// Preparing threads of a block, for a grid of `n_blocks` blocks and runs of up to `longest` tokens: none for single tokens;
 /// twice as many where a block has a multiprocessor alone, since two such blocks would not fit on one.
@@ -74,6 +96,11 @@ impl RecurrenceKernel {
         Self { lanes: 16, columns: 16, vectors, values }
     }
 
+    /// Most numbers of a key.
+    pub(crate) const fn max_key_dim(self) -> usize {
+        self.lanes * MAX_ROWS
+    }
+
     /// Rows of the state of a thread, for keys of `key_dim` numbers.
     fn rows(self, key_dim: usize) -> usize {
         4 * key_dim.div_ceil(4 * self.lanes).next_power_of_two()
@@ -109,6 +136,48 @@ impl RecurrenceKernel {
 }
 
 impl ModelRunner {
+    /// The runs of the micro-batch, and their sizes.
+    pub(crate) fn runs(batch: MicroBatch<'_>) -> (RunsArgs, RunSizes) {
+        (batch.recurrent.runs(), batch.size.runs)
+    }
+
+    /// Launches the convolution of layer `i`. Its state, the last inputs, is the first part of the layer's state. `args` need
+    /// no runs and states.
+    pub(crate) fn convolution(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        args: ConvolutionArgs,
+    ) -> Result<(), CudaError> {
+        let args = Self::convolution_of(batch, i, args);
+        let entry = if args.n_tap <= 4 { kernels::CONVOLUTION } else { kernels::CONVOLUTION_LONG };
+        self.launch(entry, "", Self::channels_of_runs(batch, args.channels as usize), &args)
+    }
+
+    /// `args` with the runs of the micro-batch and the states of layer `i`.
+    pub(crate) fn convolution_of(batch: MicroBatch<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
+        let (runs, _) = Self::runs(batch);
+        ConvolutionArgs { runs, states: batch.recurrent.of_layer(i, 0), ..args }
+    }
+
+    /// A grid with a thread for each channel and some tokens of a run, 128 channels to a block.
+    pub(crate) fn channels_of_runs(batch: MicroBatch<'_>, channels: usize) -> LaunchGrid {
+        let (_, sizes) = Self::runs(batch);
+        let blocks = [channels.div_ceil(128), sizes.longest.div_ceil(TOKENS_OF_BLOCK), sizes.n];
+        LaunchGrid { blocks, threads: 128, shared: 0 }
+    }
+
+    /// Launches norm and gate over groups of each token's row.
+    pub(crate) fn group_norm(&mut self, batch: MicroBatch<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
+        // Four elements for each thread, as far as a block has threads.
+        let (entry, groups, threads) = match args.n {
+            0..=SMALL_GROUP => (kernels::GROUP_NORM_SMALL, 4, 128),
+            n => (kernels::GROUP_NORM, 1, (n as usize / 4).next_multiple_of(32).min(1024)),
+        };
+        let blocks = [(args.n_group as usize).div_ceil(groups), batch.size.n_tokens, 1];
+        self.launch(entry, "", LaunchGrid { blocks, threads, shared: 0 }, args)
+    }
+
     /// Arguments of a scan over all runs, from `states` to the rows `out`.
     pub(crate) fn scan_args(
         batch: MicroBatch<'_>,

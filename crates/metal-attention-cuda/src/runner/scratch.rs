@@ -9,27 +9,16 @@ use metal_attention_model::{FeedForward, Mixer, ModelSpec, Parts};
 use super::linear::{LinearInput, LinearOp, norm_args};
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
-use crate::args::{
-    ConvolutionArgs, ElementwiseFunction, FunctionArgs, GroupNormArgs, MAX_MATRICES, NormArgs, RunsArgs,
-};
-use crate::device::CudaBuffer;
+use crate::args::{ElementwiseFunction, FunctionArgs, MAX_MATRICES, NormArgs};
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
 use crate::parts::{delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
-use crate::recurrent_state::RunSizes;
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::weights::{CudaJoined, CudaLinear, CudaNorm};
+use crate::weights::{CudaJoined, CudaLinear, CudaNorm, ptr_or_null};
 
 /// Alignment of each part of the scratch, in elements.
 const ALIGNED: usize = 64;
-
-/// Most tokens of a run that a block of `convolution` or `token_shift` takes: `CONVOLVED` and `SHIFTED` of `recurrent.cu` and
-/// `rwkv.cu`.
-const TOKENS_OF_BLOCK: usize = 16;
-
-/// Most elements of a group that one warp normalises; larger groups use a block.
-const SMALL_GROUP: u32 = 256;
 
 /// The parts of the scratch of each sublayer that has any, in elements for `n` tokens.
 fn elements_of_layers(model: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
@@ -178,7 +167,7 @@ impl ModelRunner {
             n_rows += part.n_rows;
             (part, n_rows - part.n_rows)
         });
-        let bias = joined.bias.as_ref().map_or(DevicePtr::NULL, CudaBuffer::ptr);
+        let bias = ptr_or_null(joined.bias.as_ref());
         for parts in parts.collect::<Vec<_>>().chunks(MAX_MATRICES) {
             let stored = LinearOp::stored(label, parts[0].0);
             let product = LinearOp { matrices: parts.to_vec(), n_out: joined.n_rows(), bias, y, ..stored };
@@ -221,48 +210,6 @@ impl ModelRunner {
     ) -> Result<(), CudaError> {
         let input = self.rows_input(batch, x, linear.weight.n_in, None)?;
         self.store_all(batch, label, [linear], input, y)
-    }
-
-    /// The runs of the micro-batch, and their sizes.
-    pub(crate) fn runs(batch: MicroBatch<'_>) -> (RunsArgs, RunSizes) {
-        (batch.recurrent.runs(), batch.size.runs)
-    }
-
-    /// Launches the convolution of layer `i`. Its state, the last inputs, is the first part of the layer's state. `args` need
-    /// no runs and states.
-    pub(crate) fn convolution(
-        &mut self,
-        batch: MicroBatch<'_>,
-        i: usize,
-        args: ConvolutionArgs,
-    ) -> Result<(), CudaError> {
-        let args = Self::convolution_of(batch, i, args);
-        let entry = if args.n_tap <= 4 { kernels::CONVOLUTION } else { kernels::CONVOLUTION_LONG };
-        self.launch(entry, "", Self::channels_of_runs(batch, args.channels as usize), &args)
-    }
-
-    /// `args` with the runs of the micro-batch and the states of layer `i`.
-    pub(crate) fn convolution_of(batch: MicroBatch<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
-        let (runs, _) = Self::runs(batch);
-        ConvolutionArgs { runs, states: batch.recurrent.of_layer(i, 0), ..args }
-    }
-
-    /// A grid with a thread for each channel and some tokens of a run, 128 channels to a block.
-    pub(crate) fn channels_of_runs(batch: MicroBatch<'_>, channels: usize) -> LaunchGrid {
-        let (_, sizes) = Self::runs(batch);
-        let blocks = [channels.div_ceil(128), sizes.longest.div_ceil(TOKENS_OF_BLOCK), sizes.n];
-        LaunchGrid { blocks, threads: 128, shared: 0 }
-    }
-
-    /// Launches norm and gate over groups of each token's row.
-    pub(crate) fn group_norm(&mut self, batch: MicroBatch<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
-        // Four elements for each thread, as far as a block has threads.
-        let (entry, groups, threads) = match args.n {
-            0..=SMALL_GROUP => (kernels::GROUP_NORM_SMALL, 4, 128),
-            n => (kernels::GROUP_NORM, 1, (n as usize / 4).next_multiple_of(32).min(1024)),
-        };
-        let blocks = [(args.n_group as usize).div_ceil(groups), batch.size.n_tokens, 1];
-        self.launch(entry, "", LaunchGrid { blocks, threads, shared: 0 }, args)
     }
 
     /// Launches a function of each element of all tokens' rows `x`; `with` is its second operand, or [`DeviceSlice::NONE`].
