@@ -11,13 +11,14 @@ use std::sync::Arc;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, Experts, ExpertsWeights, FeedForward, Layer,
-    Linear, Loaded, LoadedModel, Mixer, ModelSpec, NormOver, Parts, Positions, Weights,
+    AttentionSpec, AttentionWeights, Dense, DenseWeights, Experts, ExpertsWeights, FeedForward, Layer, Linear, Loaded,
+    LoadedModel, Mixer, ModelSpec, NormOver, Parts, Positions, Weights,
 };
 
 use crate::CudaError;
 use crate::args::MAX_RANKS;
 use crate::matrix::{PANEL, TILE, packed_bytes};
+use crate::parts::dense::is_elementwise;
 
 /// The parts of a model that are sharded; all others are replicated on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,10 +72,8 @@ fn head_ranges(spec: &AttentionSpec, rank: usize, n_ranks: usize) -> Option<(Ran
 /// The columns of `down`, and the rows of gate and up, that a rank has: whole panels where there are enough, else whole
 /// quantisation blocks. `None` if the width cannot be divided so.
 fn width_range(spec: &Dense, down: &Tensor, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
-    match spec.activation {
-        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {}
-        // Its threshold depends on the whole row.
-        Activation::SparseGelu { n_std: _ } => return None,
+    if !is_elementwise(spec.activation) {
+        return None;
     }
     let block = down.ty().block_len();
     let finer = || unit_range(spec.n_ff, block.max(4), rank, n_ranks).filter(|_| spec.n_ff.is_multiple_of(4));

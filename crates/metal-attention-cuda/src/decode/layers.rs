@@ -9,8 +9,8 @@
 //!
 //! Supported layers have:
 //! - softmax attention with q/k/v matrices and a KV cache of its own, causal, possibly with a window or chunks; heads
-//!   of a multiple of 8 elements up to 256 (checked by `attention_kernels` of `parts/attention.rs`); optional biases, sinks,
-//!   soft cap, RoPE, and RMS norms of single heads of queries and keys;
+//!   of a multiple of 8 elements up to 256 (checked by `attention_kernels` of `parts/attention.rs`); optional biases,
+//!   sinks, soft cap, RoPE, and RMS norms of single heads of queries and keys;
 //! - a dense feed-forward with a gate: gate and up of one weight layout, without biases, and an activation that the
 //!   epilogue applies (`fuses_activation`); an optional bias of down;
 //! - or routed experts with a gate and an elementwise activation: at most 1024 in a layer, a multiple of 4, none of
@@ -203,8 +203,8 @@ impl<'a> DecodeLayer<'a> {
         // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the
         // kernel.
         let has_unsupported_parts = embedding.is_some() || streams.is_some() || *output_scale != 1.0;
-        // `attention_kernels` of `parts/attention.rs` decides on `kernels` and `separate_inputs`, by the same conditions that
-        // `decode_attention.cuh` has. `Paged`: causal, possibly with a window or chunks; heads of a multiple of 8
+        // `attention_kernels` of `parts/attention.rs` decides on `kernels` and `separate_inputs`, by the same conditions
+        // that `decode_attention.cuh` has. `Paged`: causal, possibly with a window or chunks; heads of a multiple of 8
         // elements, at most 256; no ALiBi. No `separate_inputs`: between the products of q/k/v and the attention there
         // are only norms of single heads and RoPE, which the attention kernel computes itself.
         let is_supported_attention =

@@ -11,7 +11,7 @@ use crate::args::{
 use crate::kernels;
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::LinearInput;
-use crate::runner::recurrence::{RecurrenceKernel, supports_keys, supports_taps};
+use crate::runner::recurrence::{RecurrenceKernel, supports_taps};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::DeviceSlice;
 use crate::weights::{CudaJoined, CudaLinear, CudaVector, Loader};
@@ -76,7 +76,7 @@ impl CudaDeltaRule {
 /// Checks that there are kernels for a delta rule; the error is the part without one.
 pub(crate) fn supports(spec: &DeltaRuleSpec) -> Result<(), &'static str> {
     supports_taps(spec.n_tap)?;
-    supports_keys(spec.key_dim)
+    RecurrenceKernel::DELTA_RULE.supports_keys(spec.key_dim)
 }
 
 /// Scratch widths: the joined input product (queries, keys, values, then beta, and with gates of heads also gate and decay);

@@ -15,7 +15,7 @@ use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::LinearInput;
-use crate::runner::recurrence::{RecurrenceKernel, supports_keys, supports_taps};
+use crate::runner::recurrence::{RecurrenceKernel, supports_taps};
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::DevicePtr;
 use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader, ptr_or_null};
@@ -142,18 +142,18 @@ impl CudaAttentionAndMamba2 {
 pub(crate) fn supports_mamba(spec: &MambaSpec) -> Result<(), &'static str> {
     supports_taps(spec.n_tap)?;
     match spec.decay {
-        MambaDecay::Channels if spec.d_state > RecurrenceKernel::MAMBA.max_key_dim() => {
+        MambaDecay::Channels if !RecurrenceKernel::MAMBA.has_keys_of(spec.d_state) => {
             Err("Mamba with states of that many elements")
         }
         MambaDecay::Channels => Ok(()),
-        MambaDecay::Heads(_) => supports_keys(spec.d_state),
+        MambaDecay::Heads(_) => RecurrenceKernel::MAMBA2.supports_keys(spec.d_state),
     }
 }
 
 /// Checks that there are kernels for Mamba-2; the error is the part without one.
 pub(crate) fn supports_mamba2(spec: &Mamba2Spec) -> Result<(), &'static str> {
     supports_taps(spec.n_tap)?;
-    supports_keys(spec.d_state)
+    RecurrenceKernel::MAMBA2.supports_keys(spec.d_state)
 }
 
 /// Scratch widths of Mamba: `x` and `z`; `x` after the convolution; the selection, that is, `dt`, `B` and `C` before norms;

@@ -1,37 +1,30 @@
 //! RWKV: the time mixes of RWKV-6 and RWKV-7 (mixers) and the channel mix (a feed-forward), whose inputs are interpolated
 //! between a token and the one before it (token shift).
 
+mod low_rank;
+
 use bytemuck::Zeroable;
 use metal_attention_model::{
-    ChannelMixSpec, ChannelMixWeights, LowRankWeights, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights,
+    ChannelMixSpec, ChannelMixWeights, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights,
 };
+
+use low_rank::{CudaLowRank, LowRank, SideProduct};
 
 use crate::CudaError;
 use crate::args::{
-    ElementwiseFunction, Epilogue, GroupNormArgs, GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, OutputGate,
-    RowsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SideProductArgs, SideProductsArgs, StatesArgs, TokenShiftArgs,
+    ElementwiseFunction, Epilogue, GroupNormArgs, GroupNormKind, InputFunction, OutputGate, RowsArgs, Rwkv6Args,
+    Rwkv7Args, Rwkv7InputsArgs, StatesArgs, TokenShiftArgs,
 };
 use crate::device::CudaBuffer;
 use crate::kernels;
 use crate::launch::LaunchGrid;
-use crate::matrix::PANEL;
 use crate::runner::grouped::GroupedLinearOp;
 use crate::runner::layer::SublayerOutput;
-use crate::runner::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shared_bytes, previous_power_of_two};
-use crate::runner::recurrence::{RecurrenceKernel, supports_keys};
+use crate::runner::recurrence::RecurrenceKernel;
 use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::stack::CudaStack;
 use crate::weights::{CudaLinear, CudaVector, Loader, ptr_or_null};
-
-/// A low-rank product, `up(down(x))`.
-#[derive(Debug)]
-pub(crate) struct CudaLowRank {
-    /// `[rank, n_in]`.
-    pub(crate) down: CudaLinear,
-    /// `[n_out, rank]`.
-    pub(crate) up: CudaLinear,
-}
 
 /// A time mix of RWKV-6. The mixed inputs are those of decay, keys, values, receptance and gate, in that order.
 #[derive(Debug)]
@@ -121,13 +114,6 @@ pub(crate) struct CudaChannelMix {
     pub(crate) receptance: Option<CudaLinear>,
 }
 
-impl CudaLowRank {
-    /// Uploads the two matrices.
-    fn new(loader: &mut Loader<'_>, w: &LowRankWeights) -> Result<Self, CudaError> {
-        Ok(Self { down: loader.linear(&w.down)?, up: loader.linear(&w.up)? })
-    }
-}
-
 impl CudaRwkv6 {
     /// Uploads the weights.
     pub(super) fn new(loader: &mut Loader<'_>, w: &Rwkv6Weights) -> Result<Self, CudaError> {
@@ -199,12 +185,12 @@ fn head_norm_weights(loader: &Loader<'_>, norm: Option<&[Vec<f32>; 2]>) -> Resul
 
 /// Checks that there are kernels for an RWKV-6 time mix; the error is the part without one.
 pub(crate) fn supports_rwkv6(spec: &Rwkv6Spec) -> Result<(), &'static str> {
-    supports_keys(spec.head_dim)
+    RecurrenceKernel::RWKV6.supports_keys(spec.head_dim)
 }
 
 /// Checks that there are kernels for an RWKV-7 time mix; the error is the part without one.
 pub(crate) fn supports_rwkv7(spec: &Rwkv7Spec) -> Result<(), &'static str> {
-    supports_keys(spec.head_dim)
+    RecurrenceKernel::RWKV7.supports_keys(spec.head_dim)
 }
 
 /// Scratch widths of RWKV-6: the mixed inputs; the data-dependent part of the interpolation, before and after its expansion;
@@ -232,35 +218,6 @@ pub(crate) fn widths_of_channel_mix(spec: &ChannelMixSpec) -> [usize; 4] {
 /// Alignment of the inner row of a low-rank product, in elements, for vector loads.
 const ALIGNED_RANK: usize = 4;
 
-/// Most elements of an input to which `side_products` applies a function: `MAX_CHANGED` of `rwkv.cu`.
-const MAX_CHANGED: usize = 1024;
-
-/// One of several independent products of a single token in one launch.
-struct SideProduct<'w> {
-    /// The matrix and its bias.
-    linear: &'w CudaLinear,
-    /// The input row.
-    x: DeviceSlice<f32>,
-    /// The result.
-    y: DeviceSlice<f32>,
-    /// The function on the input.
-    function: InputFunction,
-}
-
-/// A low-rank product `up(function(down(x)))`.
-struct LowRank<'w> {
-    /// The two matrices.
-    weights: &'w CudaLowRank,
-    /// The function on the inner row.
-    function: Option<ElementwiseFunction>,
-    /// The input rows.
-    x: DeviceSlice<f32>,
-    /// The inner rows.
-    middle: DeviceSlice<f32>,
-    /// The result.
-    y: DeviceSlice<f32>,
-}
-
 /// A token shift: `n_mix` interpolations between each token's normalised input and that of the token before it.
 struct TokenShiftOp {
     /// The previous inputs.
@@ -285,75 +242,7 @@ fn mix_rows(batch: MicroBatch<'_>, mixed: DeviceSlice<f32>, width: usize, m: usi
     mixed.skip(m * n).take(n)
 }
 
-impl<'w> LowRank<'w> {
-    /// The first of its two products.
-    fn first(&self) -> SideProduct<'w> {
-        SideProduct { linear: &self.weights.down, x: self.x, y: self.middle, function: InputFunction::AsItLies }
-    }
-
-    /// The second, which applies the function to its input.
-    fn second(&self) -> SideProduct<'w> {
-        let function = match self.function {
-            None => InputFunction::AsItLies,
-            Some(ElementwiseFunction::Tanh) => InputFunction::Tanh,
-            Some(ElementwiseFunction::Sigmoid) => InputFunction::Sigmoid,
-            Some(ElementwiseFunction::Squared | ElementwiseFunction::SigmoidTimes) => {
-                unreachable!("not the function of a low-rank product")
-            }
-        };
-        SideProduct { linear: &self.weights.up, x: self.middle, y: self.y, function }
-    }
-}
-
-impl SideProduct<'_> {
-    /// Whether `side_products` can compute it: no bias, and vector loads.
-    fn can_run_beside(&self) -> bool {
-        let n_in = self.linear.weight.n_in;
-        let changes = self.function != InputFunction::AsItLies;
-        self.linear.bias.is_none() && n_in.is_multiple_of(4) && (n_in <= MAX_CHANGED || !changes)
-    }
-}
-
 impl ModelRunner {
-    /// Launches independent products of a single token together, so that small matrices, too, occupy the device.
-    fn side_products(&mut self, label: &'static str, products: &[SideProduct<'_>]) -> Result<(), CudaError> {
-        let n_tiles: usize = products.iter().map(|product| product.linear.weight.n_tiles()).sum();
-        let n_sm = self.gpu.summary().n_sm;
-        // Warps that share a tile; groups of tiles that a block processes in turn; and a measure of the work, by which blocks are
-        // divided among the products.
-        let shares = products.iter().map(|product| {
-            let matrix = &product.linear.weight;
-            let n_panels = matrix.n_in.div_ceil(PANEL);
-            let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-            let warps_per_tile = previous_power_of_two(
-                WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two().min(max_warps),
-            );
-            let groups = matrix.n_tiles().div_ceil(WARPS / warps_per_tile);
-            (warps_per_tile, groups, groups * n_panels.div_ceil(warps_per_tile))
-        });
-        let shares: Vec<_> = shares.collect();
-        let work: usize = shares.iter().map(|(_, _, work)| work).sum();
-        let mut args = SideProductsArgs::zeroed();
-        let (mut n_blocks, mut shared) = (0, 0);
-        for ((to, product), (warps_per_tile, groups, panels)) in args.products.iter_mut().zip(products).zip(shares) {
-            let matrix = &product.linear.weight;
-            n_blocks += (n_sm * panels).div_ceil(work).clamp(1, groups);
-            shared = shared.max(gemv_shared_bytes([matrix.layout].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
-            *to = SideProductArgs {
-                matrix: matrix.args(0),
-                x: product.x.ptr(),
-                y: product.y.ptr(),
-                n_in: matrix.n_in as u32,
-                end: n_blocks as u32,
-                warps_per_tile: warps_per_tile as u32,
-                function: product.function as u32,
-            };
-        }
-        assert!(products.len() <= MAX_SIDE_PRODUCTS, "{} products", products.len());
-        let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
-        self.launch(kernels::SIDE_PRODUCTS, label, grid, &args)
-    }
-
     /// Launches a token shift of the normalised input in `h`.
     fn shift(&mut self, batch: MicroBatch<'_>, shift: &TokenShiftOp) -> Result<(), CudaError> {
         let (runs, _) = Self::runs(batch);
@@ -370,21 +259,6 @@ impl ModelRunner {
             advance: u32::from(shift.advance),
         };
         self.launch(kernels::TOKEN_SHIFT, "", Self::channels_of_runs(batch, shift.width), &args)
-    }
-
-    /// Launches `y = up(function(down(x)))`, with the inner rows `middle`.
-    fn low_rank(
-        &mut self,
-        batch: MicroBatch<'_>,
-        w: &CudaLowRank,
-        function: Option<ElementwiseFunction>,
-        [x, middle, y]: [DeviceSlice<f32>; 3],
-    ) -> Result<(), CudaError> {
-        self.store_rows(batch, "low rank", &w.down, x, middle)?;
-        if let Some(function) = function {
-            self.elementwise(batch, function, middle, DeviceSlice::NONE, w.down.weight.n_rows)?;
-        }
-        self.store_rows(batch, "low rank", &w.up, middle, y)
     }
 
     /// Launches the RWKV-6 time mix of layer `i`, except its output product. The layer's state is a matrix for each head, then
@@ -439,7 +313,7 @@ impl ModelRunner {
         )?;
         // The mixed inputs in order: decay, keys, values, receptance, gate.
         let of_mix = |m: usize| mix_rows(batch, mixed, width, m);
-        self.low_rank(batch, &w.decay, Some(ElementwiseFunction::Tanh), [of_mix(0), low, decay])?;
+        self.low_rank(batch, &w.decay, InputFunction::Tanh, [of_mix(0), low, decay])?;
         for (linear, m, y) in [(&w.key, 1, k), (&w.value, 2, v), (&w.receptance, 3, r), (&w.gate, 4, gate)] {
             self.store_rows(batch, "time mix", linear, of_mix(m), y)?;
         }
@@ -494,10 +368,10 @@ impl ModelRunner {
         let large = [(&w.receptance, 0, r), (&w.key, 2, k), (&w.value, 3, v)];
         let value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
         let small = [
-            (Some(&w.decay), Some(ElementwiseFunction::Tanh), 1, decay),
-            (Some(&w.rate), None, 4, rate),
-            (value, None, 3, value_mix),
-            (w.gate.as_ref(), Some(ElementwiseFunction::Sigmoid), 5, gate),
+            (Some(&w.decay), InputFunction::Tanh, 1, decay),
+            (Some(&w.rate), InputFunction::AsItLies, 4, rate),
+            (value, InputFunction::AsItLies, 3, value_mix),
+            (w.gate.as_ref(), InputFunction::Sigmoid, 5, gate),
         ];
         let mut rest = low;
         let small = small.into_iter().filter_map(|(weights, function, m, y)| weights.map(|w| (w, function, m, y)));

@@ -1,5 +1,6 @@
-//! Recurrent scans: the states of heads, updated token by token over all runs (`recurrence.cuh`), for Mamba, Mamba-2, the delta
-//! rule, RWKV-6 and RWKV-7.
+//! What recurrent mixers share: the convolution before a scan and the norm of groups after it (`recurrent.cu`), and the scan
+//! itself, which updates the states of heads token by token over all runs (`recurrence.cuh`), for Mamba, Mamba-2, the delta rule,
+//! RWKV-6 and RWKV-7.
 //!
 //! A head's state is a matrix `[key_dim, value_dim]`. A block owns some columns of it for one run, and keeps them in registers:
 //! its scanning threads go through the tokens in order, while its preparing threads compute the vectors of the next tile of
@@ -48,12 +49,6 @@ pub(crate) fn supports_taps(n: usize) -> Result<(), &'static str> {
     if n > MAX_TAPS { Err("convolutions over that many tokens") } else { Ok(()) }
 }
 
-/// Checks that there are kernels for a state of each head with keys of `n` elements; the error is the part without one.
-pub(crate) fn supports_keys(n: usize) -> Result<(), &'static str> {
-    // The same for all recurrences with a state of each head.
-    if n > RecurrenceKernel::MAMBA2.max_key_dim() { Err("recurrent states of that many rows") } else { Ok(()) }
-}
-
 /// Preparing threads of a block, for a grid of `n_blocks` blocks and runs of up to `longest` tokens: none for single tokens;
 /// twice as many where a block has a multiprocessor alone, since two such blocks would not fit on one.
 fn preparing_threads(n_blocks: usize, n_sm: usize, longest: usize) -> usize {
@@ -96,9 +91,14 @@ impl RecurrenceKernel {
         Self { lanes: 16, columns: 16, vectors, values }
     }
 
-    /// Most numbers of a key.
-    pub(crate) const fn max_key_dim(self) -> usize {
-        self.lanes * MAX_ROWS
+    /// Whether there is a kernel for keys of `key_dim` numbers.
+    pub(crate) fn has_keys_of(self, key_dim: usize) -> bool {
+        key_dim <= self.lanes * MAX_ROWS
+    }
+
+    /// Checks that there is a kernel for keys of `key_dim` numbers; the error is the part without one.
+    pub(crate) fn supports_keys(self, key_dim: usize) -> Result<(), &'static str> {
+        if self.has_keys_of(key_dim) { Ok(()) } else { Err("recurrent states of that many rows") }
     }
 
     /// Rows of the state of a thread, for keys of `key_dim` numbers.
