@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use metal_attention_model::{AttentionSpec, FeedForward, Mixer, ModelSpec};
+use metal_attention_model::ModelSpec;
 
 use crate::CudaError;
 use crate::args::QueryTileArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
-use crate::runner::{TOP_K, scratch_elements, split_bytes, top_k_bytes};
+use crate::parts::widen_for_parts;
+use crate::runner::{SCRATCH_ALIGNMENT, TOP_K, split_bytes, top_k_bytes};
 
 /// Most output tokens of a micro-batch.
 pub(crate) const MAX_OUTPUTS: usize = 256;
@@ -20,100 +21,68 @@ pub(crate) const MAX_SPLITS: usize = 32;
 /// Blocks that search one row of logits for the highest.
 pub(crate) const ARGMAX_BLOCKS: usize = 128;
 
-/// The largest widths over all layers of a model, in elements of one token unless stated otherwise.
-#[derive(Debug, Clone, Copy)]
+/// The largest widths over all parts of a model, in elements of one token unless stated otherwise. Each part widens those that it
+/// uses.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Widths {
+    /// Most tokens of a micro-batch.
+    n_tokens: usize,
     /// The residual stream.
     n_embd: usize,
     /// The logits.
     n_vocab: usize,
     /// Queries (with their gates), keys and values.
-    qkv: usize,
-    /// The result of attention, `n_head * head_dim`.
-    attention: usize,
+    pub(crate) qkv: usize,
+    /// The result of attention, and queries that a kernel of their own makes, `n_head * head_dim`.
+    pub(crate) attention: usize,
     /// The inner width of dense feed-forwards and shared experts.
-    n_ff: usize,
+    pub(crate) n_ff: usize,
     /// Query heads.
-    n_head: usize,
+    pub(crate) n_head: usize,
     /// A split-KV partial result of one head: the weighted sum, the largest score and the sum of the weights.
-    partial: usize,
-    /// Queries that a kernel of their own makes (`QkvKernels::Separate`).
-    queries: usize,
+    pub(crate) partial: usize,
     /// Gate and up, where the product does not apply the activation itself.
-    gate_up: usize,
+    pub(crate) gate_up: usize,
     /// The per-layer embeddings of all layers.
-    per_layer_inputs: usize,
+    pub(crate) per_layer_inputs: usize,
     /// Residual streams (`AltUp`).
-    n_streams: usize,
+    pub(crate) n_streams: usize,
     /// The rank of the low-rank residual beside attention (`LAuReL`).
-    laurel_rank: usize,
+    pub(crate) laurel_rank: usize,
     /// Scratch of one mixer or expert sublayer, for all tokens of a micro-batch together.
     rows: usize,
     /// The widest single row in that scratch.
     row: usize,
     /// The first layer's values, which later layers read (RWKV-7).
-    first_value: usize,
+    pub(crate) first_value: usize,
     /// Key heads or groups of recurrent mixers.
-    n_key_head: usize,
+    pub(crate) n_key_head: usize,
+}
+
+/// Widens a width to at least `n`.
+pub(crate) fn widen(width: &mut usize, n: usize) {
+    *width = (*width).max(n);
 }
 
 impl Widths {
     /// The widths of `spec`, with scratch for micro-batches of up to `n_tokens` tokens.
     pub(crate) fn new(spec: &ModelSpec, n_tokens: usize) -> Self {
-        let attention = || spec.layers.iter().filter_map(|layer| layer.mixer.attention());
-        let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
-            FeedForward::Dense(dense) => dense.n_ff,
-            FeedForward::Experts(experts) => experts.shared.map_or(0, |shared| shared.dense.n_ff),
-            FeedForward::ChannelMix(_) | FeedForward::None => 0,
-        });
-        let latent = || spec.layers.iter().filter_map(|layer| layer.mixer.latent_attention());
-        let (rows, row) = scratch_elements(spec, n_tokens);
-        let first_value = spec.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::Rwkv7(spec) => spec.width,
-            Mixer::Attention(_)
-            | Mixer::LatentAttention(_)
-            | Mixer::ShortConv(_)
-            | Mixer::Mamba(_)
-            | Mixer::Mamba2(_)
-            | Mixer::AttentionAndMamba2(_)
-            | Mixer::DeltaRule(_)
-            | Mixer::Rwkv6(_)
-            | Mixer::None => 0,
-        });
-        let n_key_head = spec.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::DeltaRule(spec) => spec.n_head_k,
-            Mixer::Mamba2(spec) => spec.n_group,
-            Mixer::AttentionAndMamba2(spec) => spec.mamba2.n_group,
-            Mixer::Attention(_)
-            | Mixer::LatentAttention(_)
-            | Mixer::ShortConv(_)
-            | Mixer::Mamba(_)
-            | Mixer::Rwkv6(_)
-            | Mixer::Rwkv7(_)
-            | Mixer::None => 0,
-        });
-        let n_ff = n_ff.max().unwrap_or(0);
-        let per_layer = spec.embedding.per_layer.map_or(0, |per_layer| per_layer.width);
-        let streams = spec.embedding.streams;
-        let dims = |a: &AttentionSpec| (a.n_head * if a.output_gate { 2 } else { 1 } + 2 * a.n_head_kv) * a.head_dim;
-        Self {
-            n_embd: spec.n_embd,
-            n_vocab: spec.n_vocab,
-            qkv: attention().map(dims).max().unwrap_or(0),
-            attention: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
-            n_ff: n_ff.max(per_layer),
-            n_head: attention().map(|a| a.n_head).chain(latent().map(|a| a.n_head)).max().unwrap_or(0),
-            partial: attention().map(|a| a.head_dim).chain(latent().map(|a| a.kv_rank)).max().map_or(0, |n| n + 2),
-            queries: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
-            gate_up: (2 * n_ff).max(per_layer),
-            per_layer_inputs: per_layer * spec.n_layer(),
-            n_streams: streams.map_or(0, |streams| streams.n),
-            laurel_rank: streams.map_or(0, |streams| streams.laurel_rank),
-            rows,
-            row,
-            first_value: first_value.max().unwrap_or(0),
-            n_key_head: n_key_head.max().unwrap_or(0),
-        }
+        let mut widths = Self { n_tokens, n_embd: spec.n_embd, n_vocab: spec.n_vocab, ..Self::default() };
+        widen_for_parts(&mut widths, spec);
+        widths
+    }
+
+    /// Widens the scratch for a part that takes `elements(n)` elements of it for `n` tokens
+    /// ([`ModelRunner::scratch`](crate::runner::ModelRunner::scratch)).
+    pub(crate) fn widen_scratch<const N: usize>(&mut self, elements: impl Fn(usize) -> [usize; N]) {
+        widen(&mut self.rows, elements(self.n_tokens).iter().map(|n| n.next_multiple_of(SCRATCH_ALIGNMENT)).sum());
+        widen(&mut self.row, elements(1).into_iter().max().unwrap_or(0));
+    }
+
+    /// Widens the scratch for a part that takes rows of these widths for each token
+    /// ([`ModelRunner::scratch_rows`](crate::runner::ModelRunner::scratch_rows)).
+    pub(crate) fn widen_scratch_rows<const N: usize>(&mut self, widths: [usize; N]) {
+        self.widen_scratch(|n| widths.map(|width| width.saturating_mul(n)));
     }
 }
 
@@ -202,8 +171,9 @@ pub(crate) fn packed(width: usize, n_tokens: usize) -> usize {
 }
 
 impl Activations {
-    /// Allocates the buffers for micro-batches of up to `n_tokens` tokens, filled with zeros.
-    pub(crate) fn new(gpu: &Arc<CudaDevice>, w: &Widths, n_tokens: usize) -> Result<Self, CudaError> {
+    /// Allocates the buffers, filled with zeros.
+    pub(crate) fn new(gpu: &Arc<CudaDevice>, w: &Widths) -> Result<Self, CudaError> {
+        let n_tokens = w.n_tokens;
         let n_outputs = n_tokens.min(MAX_OUTPUTS);
         let zeros = |bytes: usize| gpu.zeros("activations", bytes as u64);
         let [split_sums, split_tickets] = split_bytes(gpu.summary(), n_tokens);
@@ -217,7 +187,7 @@ impl Activations {
             packed_x: zeros(packed(w.n_embd, n_tokens))?,
             h: zeros(4 * w.n_embd * n_tokens)?,
             result: zeros(4 * w.n_embd * n_tokens)?,
-            queries: zeros(4 * w.queries * n_tokens)?,
+            queries: zeros(4 * w.attention * n_tokens)?,
             gate_up: zeros(4 * w.gate_up * n_tokens)?,
             per_layer_inputs: zeros(4 * w.per_layer_inputs * n_tokens)?,
             per_layer_projected: zeros(4 * w.per_layer_inputs * n_tokens)?,
@@ -247,7 +217,8 @@ impl Activations {
     }
 
     /// An estimate of the bytes of all buffers.
-    pub(crate) fn bytes(w: &Widths, n_tokens: usize) -> u64 {
+    pub(crate) fn bytes(w: &Widths) -> u64 {
+        let n_tokens = w.n_tokens;
         let rows = n_tokens
             * (4 * (4 * w.n_embd + w.qkv + 2 * w.attention + w.n_ff + w.gate_up)
                 + 2 * (2 * w.n_embd + w.attention + w.n_ff));

@@ -177,7 +177,7 @@ impl CudaExecutor {
         let allocated_before = gpu.allocated_bytes();
         let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
         let recurrent_states = CudaRecurrentStates::new(&gpu, &spec, &groups, n_ubatch)?;
-        let buffers = Activations::new(&gpu, &Widths::new(&spec, n_ubatch), n_ubatch)?;
+        let buffers = Activations::new(&gpu, &Widths::new(&spec, n_ubatch))?;
         let kv_cache = cache.bytes() + recurrent_states.bytes();
         // `spec.n_vocab` is the whole vocabulary, also of a shard: ranks gather all logits.
         let exchange =

@@ -53,7 +53,7 @@ impl CudaExecutor {
             scratch: match capacity.n_tokens(spec) {
                 // More tokens than any device has memory for: the sizes would overflow.
                 n if u32::try_from(n).is_err() => u64::MAX,
-                n => Activations::bytes(&Widths::new(spec, n), n),
+                n => Activations::bytes(&Widths::new(spec, n)),
             },
         }
     }

@@ -16,8 +16,8 @@ pub(crate) mod streams;
 
 use metal_attention_model::{
     AttentionAndMamba2Weights, AttentionWeights, ChannelMixWeights, DeltaRuleWeights, DenseWeights, ExpertsWeights,
-    LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerStreamsWeights, Loaded, Mamba2Weights, MambaWeights,
-    NormWeights, Parts, Prepare, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
+    FeedForward, LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerStreamsWeights, Loaded, Mamba2Weights,
+    MambaWeights, Mixer, ModelSpec, NormWeights, Parts, Prepare, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
 };
 
 pub(crate) use attention::CudaAttention;
@@ -32,6 +32,7 @@ pub(crate) use short_conv::CudaShortConv;
 pub(crate) use streams::{CudaLayerEmbedding, CudaLayerStreams, CudaPerLayer, CudaStreams};
 
 use crate::CudaError;
+use crate::activations::Widths;
 use crate::weights::{CudaNorm, Loader};
 
 /// The parts of layers on the device: weights, with the specification or the launches' constants made of it.
@@ -59,6 +60,52 @@ impl Parts for CudaParts {
 
 /// A layer on the device.
 pub(crate) type CudaLayer = Layer<CudaParts>;
+
+/// Widens the buffers of intermediate results for all parts of a model.
+pub(crate) fn widen_for_parts(widths: &mut Widths, spec: &ModelSpec) {
+    for layer in &spec.layers {
+        // Norms, joins and factors have no buffers of their own. The additional embedding and the streams are the model's, below.
+        let Layer {
+            mixer_norm: _,
+            mixer,
+            mixer_post_norm: _,
+            feed_forward_norm: _,
+            feed_forward,
+            feed_forward_post_norm: _,
+            residual: _,
+            embedding: _,
+            streams: _,
+            output_scale: _,
+        } = layer;
+        match mixer {
+            Mixer::Attention(spec) => attention::widen_for_attention(widths, spec),
+            Mixer::LatentAttention(spec) => latent_attention::widen_for_latent_attention(widths, spec),
+            Mixer::ShortConv(spec) => short_conv::widen_for_short_conv(widths, spec),
+            Mixer::Mamba(spec) => mamba::widen_for_mamba(widths, spec),
+            Mixer::Mamba2(spec) => mamba::widen_for_mamba2(widths, spec),
+            Mixer::AttentionAndMamba2(both) => {
+                attention::widen_for_attention(widths, &both.attention);
+                mamba::widen_for_mamba2(widths, &both.mamba2);
+            }
+            Mixer::DeltaRule(spec) => delta_rule::widen_for_delta_rule(widths, spec),
+            Mixer::Rwkv6(spec) => rwkv::widen_for_rwkv6(widths, spec),
+            Mixer::Rwkv7(spec) => rwkv::widen_for_rwkv7(widths, spec),
+            Mixer::None => {}
+        }
+        match feed_forward {
+            FeedForward::Dense(dense) => dense::widen_for_dense(widths, dense),
+            FeedForward::Experts(experts) => experts::widen_for_experts(widths, experts, spec.n_embd),
+            FeedForward::ChannelMix(channel_mix) => rwkv::widen_for_channel_mix(widths, channel_mix),
+            FeedForward::None => {}
+        }
+    }
+    if let Some(per_layer) = &spec.embedding.per_layer {
+        streams::widen_for_layer_embeddings(widths, per_layer, spec.n_layer());
+    }
+    if let Some(streams) = &spec.embedding.streams {
+        streams::widen_for_streams(widths, streams);
+    }
+}
 
 impl Prepare<'_, Loaded> for Loader<'_> {
     type To = CudaParts;

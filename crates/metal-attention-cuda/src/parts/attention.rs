@@ -13,7 +13,7 @@ use metal_attention_model::{
 };
 
 use crate::CudaError;
-use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, n_splits};
+use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, Widths, n_splits, widen};
 use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs};
 use crate::kernels::{self, EntryPoint, of_cache};
 use crate::kv_cache::CudaKvCache;
@@ -181,6 +181,15 @@ pub(crate) fn supports(a: &AttentionSpec) -> Result<(), &'static str> {
         return Err("heads of that many elements");
     }
     head_codes(a).map(|_| ())
+}
+
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_attention(widths: &mut Widths, a: &AttentionSpec) {
+    let n_query = a.n_head * if a.output_gate { 2 } else { 1 };
+    widen(&mut widths.qkv, (n_query + 2 * a.n_head_kv) * a.head_dim);
+    widen(&mut widths.attention, a.n_head * a.head_dim);
+    widen(&mut widths.n_head, a.n_head);
+    widen(&mut widths.partial, a.head_dim + 2);
 }
 
 /// The kernels for an attention. `norm_bias`: whether the norms of queries or keys have a bias.

@@ -5,6 +5,7 @@ use bytemuck::Zeroable;
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing};
 
 use crate::CudaError;
+use crate::activations::{Widths, widen};
 use crate::args::{
     ConvolutionArgs, DeltaRuleArgs, FusedDeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate, RowsArgs,
 };
@@ -79,10 +80,16 @@ pub(crate) fn supports(spec: &DeltaRuleSpec) -> Result<(), &'static str> {
     RecurrenceKernel::DELTA_RULE.supports_keys(spec.key_dim)
 }
 
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_delta_rule(widths: &mut Widths, spec: &DeltaRuleSpec) {
+    widen(&mut widths.n_key_head, spec.n_head_k);
+    widths.widen_scratch_rows(scratch_widths(spec));
+}
+
 /// Scratch widths: the joined input product (queries, keys, values, then beta, and with gates of heads also gate and decay);
 /// queries, keys and values after the convolution; with gates of channels, which come of two products each, the inner rows of
 /// decay and gate, then decay and gate; the heads' results.
-pub(crate) fn widths(spec: &DeltaRuleSpec) -> [usize; 7] {
+fn scratch_widths(spec: &DeltaRuleSpec) -> [usize; 7] {
     let (channels, values, n_head) = (spec.n_channels(), spec.n_values(), spec.n_head_v);
     match spec.gates {
         DeltaGates::OfHeads { paired: _ } => [channels + values + 2 * n_head, channels, 0, 0, 0, 0, values],
@@ -102,7 +109,8 @@ impl ModelRunner {
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let spec = &w.spec;
         let (channels, values, n_head) = (spec.n_channels(), spec.n_values(), spec.n_head_v);
-        let [inputs, conv, before_decay, before_gate, decays, gates, heads] = self.scratch_rows(batch, widths(spec));
+        let [inputs, conv, before_decay, before_gate, decays, gates, heads] =
+            self.scratch_rows(batch, scratch_widths(spec));
         let stride = w.inputs.n_rows();
         self.store_joined(batch, "queries, keys, values, gates", &w.inputs, input, inputs)?;
         let at = |first: usize| RowsArgs::new(inputs, stride, first);

@@ -1,8 +1,9 @@
 //! Dense feed-forwards: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
 
-use metal_attention_model::{Activation, DenseWeights};
+use metal_attention_model::{Activation, Dense, DenseWeights};
 
 use crate::CudaError;
+use crate::activations::{Widths, widen};
 use crate::args::{ActivationArgs, Epilogue};
 use crate::kernels;
 use crate::launch::LaunchGrid;
@@ -48,6 +49,12 @@ impl CudaDense {
             activation: activation_code(spec.activation),
         })
     }
+}
+
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_dense(widths: &mut Widths, spec: &Dense) {
+    widen(&mut widths.n_ff, spec.n_ff);
+    widen(&mut widths.gate_up, 2 * spec.n_ff);
 }
 
 /// The activation's number in the kernels (`Activation` of `common.cuh`; the last one only in `activation.cu`), and its

@@ -8,8 +8,9 @@ use metal_attention_gguf::TensorType;
 use metal_attention_model::{Experts, ExpertsWeights, Linear, NormKind, Router, RouterScore};
 
 use super::CudaDense;
-use super::dense::{activation_code, epilogue_applies, is_elementwise};
+use super::dense::{activation_code, epilogue_applies, is_elementwise, widen_for_dense};
 use crate::CudaError;
+use crate::activations::Widths;
 use crate::args::{Epilogue, ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, RouteArgs, WeighArgs};
 use crate::kernels;
 use crate::launch::LaunchGrid;
@@ -128,8 +129,16 @@ pub(crate) fn supports(spec: &Experts) -> Result<(), &'static str> {
     if is_elementwise(expert.activation) { Ok(()) } else { Err("experts with sparse GELU") }
 }
 
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_experts(widths: &mut Widths, spec: &Experts, n_embd: usize) {
+    if let Some(shared) = &spec.shared {
+        widen_for_dense(widths, &shared.dense);
+    }
+    widths.widen_scratch(|n| elements(spec, n_embd, n));
+}
+
 /// Scratch elements (4 bytes each) of a mixture for `n` tokens, part by part. An item is a token at one of its experts.
-pub(crate) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
+fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     let (n_ff, n_in, n_items) = (spec.expert.n_ff, spec.latent.unwrap_or(n_embd), n.saturating_mul(spec.n_used));
     let weighted_input = if spec.router.weights_inputs { n_items * n_in } else { 0 };
     let own_input = if spec.latent.is_some() || spec.expert_norms.is_some() { n_embd.max(n_in) } else { 0 };

@@ -8,7 +8,7 @@ use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights};
 
 use super::attention::rotation_code;
 use crate::CudaError;
-use crate::activations::n_splits;
+use crate::activations::{Widths, n_splits, widen};
 use crate::args::{Epilogue, LatentAttentionArgs, LatentInputsArgs};
 use crate::kernels::{self, of_cache};
 use crate::launch::LaunchGrid;
@@ -83,10 +83,17 @@ pub(crate) fn supports(a: &LatentAttentionSpec) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_latent_attention(widths: &mut Widths, a: &LatentAttentionSpec) {
+    widen(&mut widths.n_head, a.n_head);
+    widen(&mut widths.partial, a.kv_rank + 2);
+    widths.widen_scratch(|n| elements(a, n));
+}
+
 /// Scratch elements for `n` tokens: compressed queries; queries; compressed rows with the shared part of the keys; queries
 /// expanded to compressed rows; results of attention; values; and for grouped products over heads, the sorted items, the work
 /// list and the packed rows.
-pub(crate) fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
+fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
     let (n_head, key_dim) = (spec.n_head, spec.kv_rank + spec.shared_dim);
     let n_items = n.saturating_mul(n_head);
     let [items, work] = sorted_elements(n_items, n_head);

@@ -7,6 +7,7 @@ use metal_attention_model::{
 
 use super::CudaAttention;
 use crate::CudaError;
+use crate::activations::{Widths, widen};
 use crate::args::{
     ConvolutionArgs, FusedMamba2Args, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs, RowsArgs, SelectArgs,
 };
@@ -156,14 +157,25 @@ pub(crate) fn supports_mamba2(spec: &Mamba2Spec) -> Result<(), &'static str> {
     RecurrenceKernel::MAMBA2.supports_keys(spec.d_state)
 }
 
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_mamba(widths: &mut Widths, spec: &MambaSpec) {
+    widths.widen_scratch_rows(mamba_widths(spec));
+}
+
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_mamba2(widths: &mut Widths, spec: &Mamba2Spec) {
+    widen(&mut widths.n_key_head, spec.n_group);
+    widths.widen_scratch_rows(mamba2_widths(spec));
+}
+
 /// Scratch widths of Mamba: `x` and `z`; `x` after the convolution; the selection, that is, `dt`, `B` and `C` before norms;
 /// `dt` before and after its expansion; `B` and `C`; the result.
-pub(crate) fn widths(spec: &MambaSpec) -> [usize; 7] {
+fn mamba_widths(spec: &MambaSpec) -> [usize; 7] {
     [2 * spec.width, spec.width, spec.selection().n, spec.dt_rank, spec.n_dt(), 2 * spec.d_state, spec.width]
 }
 
 /// Scratch widths of Mamba-2: `z`, `x`, `B`, `C` and `dt`; `x`, `B` and `C` after the convolution; the result.
-pub(crate) fn widths2(spec: &Mamba2Spec) -> [usize; 3] {
+fn mamba2_widths(spec: &Mamba2Spec) -> [usize; 3] {
     [spec.input_width(), spec.conv_width(), spec.width()]
 }
 
@@ -179,7 +191,7 @@ impl ModelRunner {
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let spec = &w.spec;
         let (width, channels, stride) = (spec.width(), spec.conv_width(), spec.input_width());
-        let [inputs, conv, out] = self.scratch_rows(batch, widths2(spec));
+        let [inputs, conv, out] = self.scratch_rows(batch, mamba2_widths(spec));
         self.store_all(batch, "Mamba inputs", [&w.input], input, inputs)?;
         let convolution = ConvolutionArgs {
             x: RowsArgs::new(inputs, stride, width),
@@ -252,7 +264,7 @@ impl ModelRunner {
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let spec = &w.spec;
         let (width, d_state, select) = (spec.width, spec.d_state, spec.selection());
-        let [inputs, conv, chosen, low, dt, bc, out] = self.scratch_rows(batch, widths(spec));
+        let [inputs, conv, chosen, low, dt, bc, out] = self.scratch_rows(batch, mamba_widths(spec));
         self.store_all(batch, "Mamba inputs", [&w.input], input, inputs)?;
         // With decays of heads, the input rows are z and x of each head in turn, and not all z and then all x.
         let (first, block, step_of) = match spec.decay {

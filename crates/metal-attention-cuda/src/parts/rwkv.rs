@@ -11,6 +11,7 @@ use metal_attention_model::{
 use low_rank::{CudaLowRank, LowRank, SideProduct};
 
 use crate::CudaError;
+use crate::activations::{Widths, widen};
 use crate::args::{
     ElementwiseFunction, Epilogue, GroupNormArgs, GroupNormKind, InputFunction, OutputGate, RowsArgs, Rwkv6Args,
     Rwkv7Args, Rwkv7InputsArgs, StatesArgs, TokenShiftArgs,
@@ -193,9 +194,25 @@ pub(crate) fn supports_rwkv7(spec: &Rwkv7Spec) -> Result<(), &'static str> {
     RecurrenceKernel::RWKV7.supports_keys(spec.head_dim)
 }
 
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_rwkv6(widths: &mut Widths, spec: &Rwkv6Spec) {
+    widths.widen_scratch_rows(rwkv6_widths(spec));
+}
+
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_rwkv7(widths: &mut Widths, spec: &Rwkv7Spec) {
+    widen(&mut widths.first_value, spec.width);
+    widths.widen_scratch_rows(rwkv7_widths(spec));
+}
+
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_channel_mix(widths: &mut Widths, spec: &ChannelMixSpec) {
+    widths.widen_scratch_rows(channel_mix_widths(spec));
+}
+
 /// Scratch widths of RWKV-6: the mixed inputs; the data-dependent part of the interpolation, before and after its expansion;
 /// receptance, keys, values and gate; the decay before and after its expansion; the heads' results.
-pub(crate) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
+fn rwkv6_widths(spec: &Rwkv6Spec) -> [usize; 10] {
     let (width, n_kv) = (spec.width, spec.n_head_kv * spec.head_dim);
     let (mixed, offsets_low) = (RWKV6_MIXES * width, RWKV6_MIXES * spec.mix_rank);
     [mixed, offsets_low, mixed, width, n_kv, n_kv, width, spec.decay_rank, width, width]
@@ -203,7 +220,7 @@ pub(crate) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
 
 /// Scratch widths of RWKV-7: the mixed inputs; receptance, keys and values; the inner rows of all low-rank products; decay,
 /// rate, the share of the first layer's values, and gate; removed keys; the heads' results.
-pub(crate) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
+fn rwkv7_widths(spec: &Rwkv7Spec) -> [usize; 11] {
     let width = spec.width;
     let ranks = [spec.decay_rank, spec.rate_rank, spec.value_rank, spec.gate_rank.unwrap_or(0)];
     let low = ranks.iter().map(|rank| rank.next_multiple_of(ALIGNED_RANK)).sum();
@@ -211,7 +228,7 @@ pub(crate) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
 }
 
 /// Scratch widths of the channel mix: mixed inputs, keys, receptance, result.
-pub(crate) fn widths_of_channel_mix(spec: &ChannelMixSpec) -> [usize; 4] {
+fn channel_mix_widths(spec: &ChannelMixSpec) -> [usize; 4] {
     [spec.n_mix() * spec.n_embd, spec.width, spec.n_embd, spec.n_embd]
 }
 
@@ -271,7 +288,8 @@ impl ModelRunner {
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let spec = &w.spec;
         let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
-        let [mixed, offsets_low, offsets, r, k, v, gate, low, decay, heads] = self.scratch_rows(batch, widths6(spec));
+        let [mixed, offsets_low, offsets, r, k, v, gate, low, decay, heads] =
+            self.scratch_rows(batch, rwkv6_widths(spec));
         let states = batch.recurrent.of_layer(i, width * dim);
         // The interpolation weights depend on a first interpolation, so the previous token's input is read twice, and stored
         // after the second time.
@@ -356,7 +374,8 @@ impl ModelRunner {
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let spec = &w.spec;
         let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
-        let [mixed, r, k, v, low, decay, rate, value_mix, gate, kappa, heads] = self.scratch_rows(batch, widths7(spec));
+        let [mixed, r, k, v, low, decay, rate, value_mix, gate, kappa, heads] =
+            self.scratch_rows(batch, rwkv7_widths(spec));
         let states = batch.recurrent.of_layer(i, width * dim);
         let (lerps, offsets) = (w.lerps.slice(), DeviceSlice::NONE);
         self.shift(
@@ -446,7 +465,7 @@ impl ModelRunner {
         w: &'w CudaChannelMix,
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let spec = &w.spec;
-        let [mixed, keys, receptance, result] = self.scratch_rows(batch, widths_of_channel_mix(spec));
+        let [mixed, keys, receptance, result] = self.scratch_rows(batch, channel_mix_widths(spec));
         let states = batch.recurrent.of_layer(i, w.state);
         let (lerps, width, n_mix) = (w.lerps.slice(), spec.n_embd, spec.n_mix());
         let offsets = DeviceSlice::NONE;

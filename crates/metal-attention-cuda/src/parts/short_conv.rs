@@ -4,6 +4,7 @@ use bytemuck::Zeroable;
 use metal_attention_model::{ShortConvSpec, ShortConvWeights};
 
 use crate::CudaError;
+use crate::activations::Widths;
 use crate::args::{ConvolutionArgs, RowsArgs};
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::LinearInput;
@@ -41,8 +42,13 @@ pub(crate) fn supports(spec: &ShortConvSpec) -> Result<(), &'static str> {
     supports_taps(spec.n_tap)
 }
 
+/// Widens the buffers of intermediate results.
+pub(super) fn widen_for_short_conv(widths: &mut Widths, spec: &ShortConvSpec) {
+    widths.widen_scratch_rows(scratch_widths(spec));
+}
+
 /// Scratch widths: the two gates and the input; the result.
-pub(crate) fn widths(spec: &ShortConvSpec) -> [usize; 2] {
+fn scratch_widths(spec: &ShortConvSpec) -> [usize; 2] {
     [3 * spec.width, spec.width]
 }
 
@@ -57,7 +63,7 @@ impl ModelRunner {
         input: LinearInput,
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let spec = &w.spec;
-        let [inputs, out] = self.scratch_rows(batch, widths(spec));
+        let [inputs, out] = self.scratch_rows(batch, scratch_widths(spec));
         self.store_all(batch, "convolution inputs", [&w.input], input, inputs)?;
         let args = ConvolutionArgs {
             x: RowsArgs::new(inputs, 3 * spec.width, 0),

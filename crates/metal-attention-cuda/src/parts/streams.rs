@@ -4,12 +4,13 @@
 
 use metal_attention_model::{
     Activation, InputEmbedding, LayerEmbeddingWeights, LayerSpec, LayerStreamsWeights, Linear, ModelSpec,
-    PerLayerTables, Residual, ResidualStreams, StreamsWeights,
+    PerLayerEmbedding, PerLayerTables, Residual, ResidualStreams, StreamsWeights,
 };
 
 use super::CudaLayer;
 use super::dense::activation_code;
 use crate::CudaError;
+use crate::activations::{Widths, widen};
 use crate::args::{ActivationArgs, NormArgs, StreamsArgs, StretchArgs};
 use crate::kernels::{self, EntryPoint};
 use crate::launch::LaunchGrid;
@@ -138,6 +139,19 @@ pub(crate) fn supports(embedding: &InputEmbedding, layers: &[LayerSpec]) -> Resu
         }
     }
     Ok(())
+}
+
+/// Widens the buffers of intermediate results for the additional embeddings of `n_layer` layers.
+pub(super) fn widen_for_layer_embeddings(widths: &mut Widths, spec: &PerLayerEmbedding, n_layer: usize) {
+    widen(&mut widths.per_layer_inputs, n_layer * spec.width);
+    widen(&mut widths.gate_up, spec.width);
+    widen(&mut widths.n_ff, spec.width);
+}
+
+/// Widens the buffers of intermediate results for several residual streams.
+pub(super) fn widen_for_streams(widths: &mut Widths, spec: &ResidualStreams) {
+    widen(&mut widths.n_streams, spec.n);
+    widen(&mut widths.laurel_rank, spec.laurel_rank);
 }
 
 /// Rows in a buffer: from the first on, and the elements from one to the next.

@@ -7,7 +7,6 @@
 use metal_attention_model::{FeedForward, LayerOps, Mixer};
 
 use super::linear::{LinearInput, LinearOp, norm_args};
-use super::scratch::{feed_forward_reads_rows, mixer_reads_rows};
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{Epilogue, ExpertsSumArgs, NormArgs};
@@ -15,7 +14,7 @@ use crate::parts::{CudaLayer, CudaParts};
 use crate::slice::DeviceSlice;
 use crate::weights::{CudaLinear, CudaNorm};
 
-/// The result of a mixer or a feed-forward, mostly not computed yet. A mixer may have several, which are added.
+/// What a mixer or a feed-forward computes, mostly not computed yet.
 #[derive(Clone, Copy)]
 pub(crate) enum SublayerOutput<'w> {
     /// The product `linear` of `input`.
@@ -28,8 +27,8 @@ pub(crate) enum SublayerOutput<'w> {
 
 /// The result of a mixer or a feed-forward.
 pub(crate) struct BranchOutput<'w> {
-    /// What is added up; nothing if there is no mixer or no feed-forward.
-    outputs: Vec<SublayerOutput<'w>>,
+    /// What is added up, the first one first: two for attention and Mamba-2, none if there is no mixer or no feed-forward.
+    outputs: [Option<SublayerOutput<'w>>; 2],
     /// Whether these are partial sums of this rank, to be added up over all ranks.
     is_sharded: bool,
 }
@@ -82,18 +81,19 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
     fn mixer(&mut self, layer: &'w CudaLayer, input: BranchInput<'w>) -> Result<BranchOutput<'w>, CudaError> {
         let (runner, batch, i, input) = (&mut *self.runner, self.batch, self.i, input.input);
         let outputs = match &layer.mixer {
-            Mixer::Attention(w) => vec![runner.attention(batch, i, w, input)?],
-            Mixer::LatentAttention(w) => vec![runner.latent_attention(batch, i, w, input)?],
-            Mixer::ShortConv(w) => vec![runner.short_conv(batch, i, w, input)?],
-            Mixer::Mamba(w) => vec![runner.mamba(batch, i, w, input)?],
-            Mixer::Mamba2(w) => vec![runner.mamba2(batch, i, w, input)?],
+            Mixer::Attention(w) => [Some(runner.attention(batch, i, w, input)?), None],
+            Mixer::LatentAttention(w) => [Some(runner.latent_attention(batch, i, w, input)?), None],
+            Mixer::ShortConv(w) => [Some(runner.short_conv(batch, i, w, input)?), None],
+            Mixer::Mamba(w) => [Some(runner.mamba(batch, i, w, input)?), None],
+            Mixer::Mamba2(w) => [Some(runner.mamba2(batch, i, w, input)?), None],
             Mixer::AttentionAndMamba2(both) => {
-                vec![runner.attention(batch, i, &both.attention, input)?, runner.mamba2(batch, i, &both.mamba2, input)?]
+                let attention = runner.attention(batch, i, &both.attention, input)?;
+                [Some(attention), Some(runner.mamba2(batch, i, &both.mamba2, input)?)]
             }
-            Mixer::DeltaRule(w) => vec![runner.delta_rule(batch, i, w, input)?],
-            Mixer::Rwkv6(w) => vec![runner.rwkv6(batch, i, w)?],
-            Mixer::Rwkv7(w) => vec![runner.rwkv7(batch, i, w)?],
-            Mixer::None => Vec::new(),
+            Mixer::DeltaRule(w) => [Some(runner.delta_rule(batch, i, w, input)?), None],
+            Mixer::Rwkv6(w) => [Some(runner.rwkv6(batch, i, w)?), None],
+            Mixer::Rwkv7(w) => [Some(runner.rwkv7(batch, i, w)?), None],
+            Mixer::None => [None, None],
         };
         let exchange = self.runner.exchange.as_ref();
         let is_sharded = exchange.is_some_and(|exchange| exchange.shard.plan.shards_mixer(&layer.mixer));
@@ -125,10 +125,10 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
     ) -> Result<BranchOutput<'w>, CudaError> {
         let (runner, batch, BranchInput { input, router_norm }) = (&mut *self.runner, self.batch, input);
         let outputs = match &layer.feed_forward {
-            FeedForward::Dense(w) => vec![runner.dense(batch, w, input)?],
-            FeedForward::Experts(w) => vec![runner.experts(batch, w, input, router_norm)?],
-            FeedForward::ChannelMix(w) => vec![runner.channel_mix(batch, self.i, w)?],
-            FeedForward::None => Vec::new(),
+            FeedForward::Dense(w) => [Some(runner.dense(batch, w, input)?), None],
+            FeedForward::Experts(w) => [Some(runner.experts(batch, w, input, router_norm)?), None],
+            FeedForward::ChannelMix(w) => [Some(runner.channel_mix(batch, self.i, w)?), None],
+            FeedForward::None => [None, None],
         };
         let exchange = self.runner.exchange.as_ref();
         let is_sharded = exchange.is_some_and(|exchange| exchange.shard.plan.feed_forwards[self.i]);
@@ -136,7 +136,7 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
     }
 
     fn join(&mut self, output: BranchOutput<'w>, norm: Option<&'w CudaNorm>, scale: f32) -> Result<(), CudaError> {
-        self.runner.join(self.batch, &output.outputs, output.is_sharded, norm, scale)
+        self.runner.join(self.batch, &output, norm, scale)
     }
 
     fn normalize(&mut self, norm: &'w CudaNorm) -> Result<(), CudaError> {
@@ -157,6 +157,29 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
     }
 }
 
+/// Whether a mixer reads the normalised residual stream as F32 rows (for token shifts), and not through products only.
+fn mixer_reads_rows(mixer: &Mixer<CudaParts>) -> bool {
+    match mixer {
+        Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => true,
+        Mixer::Attention(_)
+        | Mixer::LatentAttention(_)
+        | Mixer::ShortConv(_)
+        | Mixer::Mamba(_)
+        | Mixer::Mamba2(_)
+        | Mixer::AttentionAndMamba2(_)
+        | Mixer::DeltaRule(_)
+        | Mixer::None => false,
+    }
+}
+
+/// Whether a feed-forward does so.
+fn feed_forward_reads_rows(feed_forward: &FeedForward<CudaParts>) -> bool {
+    match feed_forward {
+        FeedForward::Experts(_) | FeedForward::ChannelMix(_) => true,
+        FeedForward::Dense(_) | FeedForward::None => false,
+    }
+}
+
 impl ModelRunner {
     /// Launches layer `i`.
     pub(crate) fn layer(&mut self, batch: MicroBatch<'_>, i: usize, layer: &CudaLayer) -> Result<(), CudaError> {
@@ -174,19 +197,19 @@ impl ModelRunner {
         if as_rows { self.normed_with_f32(norm, n_embd, n) } else { self.normed(norm, n_embd, n) }
     }
 
-    /// `x += scale * norm(sum of outputs)`. `is_sharded`: the outputs are partial sums of this rank, and are added up over all
-    /// ranks first.
+    /// `x += scale * norm(sum of outputs)`, where partial sums of this rank are added up over all ranks first.
     pub(crate) fn join(
         &mut self,
         batch: MicroBatch<'_>,
-        outputs: &[SublayerOutput<'_>],
-        is_sharded: bool,
+        output: &BranchOutput<'_>,
         norm: Option<&CudaNorm>,
         scale: f32,
     ) -> Result<(), CudaError> {
         let (n, n_embd, x, result) =
             (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.slice(), self.buffers.result.slice());
-        for (i, sum) in outputs.iter().enumerate() {
+        let BranchOutput { outputs, is_sharded } = *output;
+        let is_empty = outputs[0].is_none();
+        for (i, output) in outputs.iter().flatten().enumerate() {
             // A norm, and a sum over the ranks, need the complete sum of the outputs in `result`; else each output is added to
             // `x` directly.
             let (y, epilogue, scale) = match (norm.is_some() || is_sharded, i) {
@@ -194,7 +217,7 @@ impl ModelRunner {
                 (true, 0) => (result, Epilogue::Store, 1.0),
                 (true, _) => (result, Epilogue::Add, 1.0),
             };
-            match *sum {
+            match *output {
                 SublayerOutput::Product { label, linear, input } => {
                     let product =
                         LinearOp { epilogue, scale, bias: linear.bias(), y, ..LinearOp::stored(label, &linear.weight) };
@@ -210,11 +233,11 @@ impl ModelRunner {
                 }
             }
         }
-        if is_sharded && !outputs.is_empty() {
+        if is_sharded && !is_empty {
             let (out, how) = if norm.is_some() { (result, (false, 1.0)) } else { (x, (true, scale)) };
             self.all_reduce(result, out, n * n_embd, how)?;
         }
-        if norm.is_some() && !outputs.is_empty() {
+        if norm.is_some() && !is_empty {
             self.norm(NormArgs { out: x.ptr(), scale, accumulate: 1, ..norm_args(norm, result, n_embd) }, n)?;
         }
         Ok(())

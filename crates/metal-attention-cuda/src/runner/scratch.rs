@@ -1,10 +1,8 @@
-//! The scratch of sublayers, that is, the rows that a mixer or a mixture of experts computes between its products, and the
-//! launches that several kinds of sublayers share.
+//! Scratch, that is, the rows that a mixer or a feed-forward computes between its products; and the products and functions of
+//! such rows.
 //!
-//! One buffer (`Activations::rows`) serves all sublayers in turn: each lays out its rows anew, and nothing in it survives the
-//! sublayer.
-
-use metal_attention_model::{FeedForward, Mixer, ModelSpec, Parts};
+//! One buffer (`Activations::rows`) serves all mixers and feed-forwards in turn: each lays out its rows anew, and reads nothing
+//! that another left there.
 
 use super::linear::{LinearInput, LinearOp, norm_args};
 use super::{MicroBatch, ModelRunner};
@@ -13,70 +11,11 @@ use crate::args::{ElementwiseFunction, FunctionArgs, MAX_MATRICES, NormArgs};
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
-use crate::parts::{delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::{CudaJoined, CudaLinear, CudaNorm, ptr_or_null};
 
-/// Alignment of each part of the scratch, in elements.
-const ALIGNED: usize = 64;
-
-/// The parts of the scratch of each sublayer that has any, in elements for `n` tokens.
-fn elements_of_layers(model: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
-    /// Elements of rows of these widths for `n` tokens.
-    fn times_tokens<const N: usize>(widths: [usize; N], n: usize) -> Vec<usize> {
-        widths.map(|width| width.saturating_mul(n)).to_vec()
-    }
-    let mut all = Vec::new();
-    for layer in &model.layers {
-        match &layer.mixer {
-            Mixer::Attention(_) | Mixer::None => {}
-            Mixer::LatentAttention(spec) => all.push(latent_attention::elements(spec, n).to_vec()),
-            Mixer::ShortConv(spec) => all.push(times_tokens(short_conv::widths(spec), n)),
-            Mixer::Mamba(spec) => all.push(times_tokens(mamba::widths(spec), n)),
-            Mixer::Mamba2(spec) => all.push(times_tokens(mamba::widths2(spec), n)),
-            Mixer::AttentionAndMamba2(spec) => all.push(times_tokens(mamba::widths2(&spec.mamba2), n)),
-            Mixer::DeltaRule(spec) => all.push(times_tokens(delta_rule::widths(spec), n)),
-            Mixer::Rwkv6(spec) => all.push(times_tokens(rwkv::widths6(spec), n)),
-            Mixer::Rwkv7(spec) => all.push(times_tokens(rwkv::widths7(spec), n)),
-        }
-        match &layer.feed_forward {
-            FeedForward::Dense(_) | FeedForward::None => {}
-            FeedForward::Experts(spec) => all.push(experts::elements(spec, model.n_embd, n).to_vec()),
-            FeedForward::ChannelMix(spec) => all.push(times_tokens(rwkv::widths_of_channel_mix(spec), n)),
-        }
-    }
-    all
-}
-
-/// Elements of the scratch for `n_tokens` tokens, and the widest of its rows.
-pub(crate) fn scratch_elements(spec: &ModelSpec, n_tokens: usize) -> (usize, usize) {
-    let of_layers = |n| elements_of_layers(spec, n).into_iter();
-    let room = of_layers(n_tokens).map(|all| all.iter().map(|n| n.next_multiple_of(ALIGNED)).sum::<usize>());
-    (room.max().unwrap_or(0), of_layers(1).flatten().max().unwrap_or(0))
-}
-
-/// Whether a mixer reads the normalised residual stream as F32 rows (for token shifts), and not through products only.
-pub(crate) fn mixer_reads_rows<P: Parts>(mixer: &Mixer<P>) -> bool {
-    match mixer {
-        Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => true,
-        Mixer::Attention(_)
-        | Mixer::LatentAttention(_)
-        | Mixer::ShortConv(_)
-        | Mixer::Mamba(_)
-        | Mixer::Mamba2(_)
-        | Mixer::AttentionAndMamba2(_)
-        | Mixer::DeltaRule(_)
-        | Mixer::None => false,
-    }
-}
-
-/// Whether a feed-forward does so.
-pub(crate) fn feed_forward_reads_rows<P: Parts>(feed_forward: &FeedForward<P>) -> bool {
-    match feed_forward {
-        FeedForward::Experts(_) | FeedForward::ChannelMix(_) => true,
-        FeedForward::Dense(_) | FeedForward::None => false,
-    }
-}
+/// Alignment of the rows in the scratch, in elements.
+pub(crate) const SCRATCH_ALIGNMENT: usize = 64;
 
 impl ModelRunner {
     /// Scratch rows of these widths for each token. They overwrite those of earlier calls.
@@ -91,12 +30,12 @@ impl ModelRunner {
     /// Scratch parts of that many elements. They overwrite those of earlier calls.
     ///
     /// # Panics
-    /// If the scratch is smaller than their sum ([`scratch_elements`]).
+    /// If the scratch is smaller than their sum ([`Widths`](crate::activations::Widths)).
     pub(crate) fn scratch<const N: usize>(&self, elements: [usize; N]) -> [DeviceSlice<f32>; N] {
         let mut rest = self.buffers.rows.slice();
         let parts = elements.map(|n| {
             let part = rest.take(n);
-            rest = rest.skip(n.next_multiple_of(ALIGNED));
+            rest = rest.skip(n.next_multiple_of(SCRATCH_ALIGNMENT));
             part
         });
         self.buffers.rows.note_parts(&parts);
