@@ -49,7 +49,7 @@ pub(crate) struct Widths {
     pub(crate) n_streams: usize,
     /// The rank of the low-rank residual beside attention (`LAuReL`).
     pub(crate) laurel_rank: usize,
-    /// Scratch of one mixer or expert sublayer, for all tokens of a micro-batch together.
+    /// Scratch of one mixer or feed-forward, for all tokens of a micro-batch together.
     rows: usize,
     /// The widest single row in that scratch.
     row: usize,
@@ -127,7 +127,7 @@ pub(crate) struct Activations {
     pub(crate) laurel_small: CudaBuffer,
     /// The result of `LAuReL`, `[n_tokens, n_embd]`.
     pub(crate) laurel: CudaBuffer,
-    /// Scratch of the mixer or the experts that run (`runner/scratch.rs`).
+    /// Scratch of the mixer or the feed-forward that runs (`runner/scratch.rs`).
     pub(crate) rows: CudaBuffer,
     /// The first layer's values, `[n_tokens, width]` (RWKV-7).
     pub(crate) first_value: CudaBuffer,
@@ -225,9 +225,9 @@ impl Activations {
         let streams = 4
             * n_tokens
             * (2 * w.per_layer_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
-        let sublayers = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
+        let scratch = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
         let logits = (4 * w.n_vocab + top_k_bytes(w.n_vocab)) * n_tokens.min(MAX_OUTPUTS);
-        (rows + streams + sublayers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
+        (rows + streams + scratch + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }
 }
 

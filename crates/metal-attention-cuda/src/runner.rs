@@ -4,10 +4,11 @@
 //! the rows that need output and, in prefill, its query tiles. Everything here only appends launches to the device's stream, so
 //! that a run can also be recorded as a CUDA graph; nothing is awaited, and no data passes through the host.
 //!
-//! The residual stream `x` (F32 `[n_tokens, n_embd]`) and all other intermediate results lie in [`Activations`]. Each file below
-//! adds the launches of one kind of sublayer to `impl ModelRunner`. Matrix products (`linear.rs`) use one of four paths by the
-//! number of tokens: GEMV (up to 4, or any number in `exact` mode), a GEMM for few tokens (`matmul_few.rs`), a GEMM with warpgroup
-//! instructions (`matmul_wide.rs`, compute capability 9.0), and a GEMM for other devices.
+//! The residual stream `x` (F32 `[n_tokens, n_embd]`) and all other intermediate results lie in [`Activations`]. The files of
+//! `parts/` add the launches of one kind of part each to `impl ModelRunner`; the files below have what parts share, and the order
+//! of a layer (`layer.rs`). Matrix products (`linear.rs`) use one of four paths by the number of tokens: GEMV (up to 4, or any
+//! number in `exact` mode), a GEMM for few tokens (`matmul_few.rs`), a GEMM with warpgroup instructions (`matmul_wide.rs`, compute
+//! capability 9.0), and a GEMM for other devices.
 
 mod benchmark;
 mod collectives;

@@ -1,5 +1,5 @@
-//! The gated delta rule: input products, short convolution, the recurrence (`recurrence.rs`), and the gated norm of each head's
-//! result.
+//! The gated delta rule: input products, short convolution, the recurrence (`runner/recurrence.rs`), and the gated norm of each
+//! head's result.
 
 use bytemuck::Zeroable;
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing};

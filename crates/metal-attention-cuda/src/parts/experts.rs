@@ -1,7 +1,7 @@
 //! Mixtures of experts: the router chooses a few experts for each token on the device, and the token's result is their weighted
 //! sum, with the shared experts' result if the model has them.
 //!
-//! Kernels: `experts.cu` for the router, activations and sums, and the grouped products of `grouped.rs` over items, where an
+//! Kernels: `experts.cu` for the router, activations and sums, and the grouped products of `runner/grouped.rs` over items, where an
 //! item is a token at one of its experts, `[n_tokens * n_used]` in the order of tokens.
 
 use metal_attention_gguf::TensorType;

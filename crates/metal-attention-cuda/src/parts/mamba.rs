@@ -1,4 +1,4 @@
-//! Mamba and Mamba-2: input product, short convolution, the selective scan (`recurrence.rs`), gate and output product.
+//! Mamba and Mamba-2: input product, short convolution, the selective scan (`runner/recurrence.rs`), gate and output product.
 
 use bytemuck::Zeroable;
 use metal_attention_model::{

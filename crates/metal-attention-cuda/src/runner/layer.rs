@@ -1,7 +1,7 @@
 //! [`LayerRun`]: one layer, that is, a mixer and a feed-forward, each with its norms and its residual join.
 //!
-//! The residual stream `x` (F32 `[n_tokens, n_embd]`) is read and updated in place. A sublayer stops short of its last product
-//! and returns it as [`SublayerOutput`], so that [`join`](ModelRunner::join) can let that product add to the residual stream
+//! The residual stream `x` (F32 `[n_tokens, n_embd]`) is read and updated in place. A mixer or a feed-forward stops short of its
+//! last product and returns it as [`SublayerOutput`], so that [`join`](ModelRunner::join) can let that product add to the residual stream
 //! itself where no norm and no sum over ranks comes between.
 
 use metal_attention_model::{FeedForward, LayerOps, Mixer};

@@ -263,6 +263,13 @@ mod tests {
     }
 
     #[test]
+    fn keys_are_as_long_as_the_rows_of_all_lanes() {
+        let longest = |kernel: RecurrenceKernel| (1..1000).filter(|n| kernel.supports_keys(*n).is_ok()).max();
+        assert_eq!(longest(RecurrenceKernel::MAMBA), Some(64));
+        assert_eq!(longest(RecurrenceKernel::MAMBA2), Some(256));
+    }
+
+    #[test]
     fn decode_is_fused_where_the_state_fits() {
         let fused_warps = |kernel: RecurrenceKernel, key_dim, value_dim| {
             kernel.fused_decode_block(4, key_dim, value_dim).map(|(warps, _)| warps)
