@@ -21,33 +21,33 @@ use crate::weights::{CudaJoined, CudaLinear, CudaVector, Loader};
 #[derive(Debug)]
 pub(crate) struct CudaDeltaRule {
     /// Its sizes.
-    pub(crate) spec: DeltaRuleSpec,
+    spec: DeltaRuleSpec,
     /// Queries, keys, values and, without `low_rank`, the gate; then beta and, without `low_rank`, the decay; one below the
     /// other.
-    pub(crate) inputs: CudaJoined,
+    inputs: CudaJoined,
     /// Decay and gate, where these are low-rank products.
-    pub(crate) low_rank: Option<CudaDeltaRuleGates>,
+    low_rank: Option<CudaDeltaRuleGates>,
     /// Coefficients of the convolution, those of the oldest token first, `[n_tap, n_channels]`.
-    pub(crate) taps: CudaVector,
+    taps: CudaVector,
     /// Bias of the decay, `[n_decays]`.
-    pub(crate) dt_bias: CudaVector,
+    dt_bias: CudaVector,
     /// Rate of the decay, negative, `[n_head_v]`.
-    pub(crate) a: CudaVector,
+    a: CudaVector,
     /// Weights of the norm of each head's result, `[value_dim]`.
-    pub(crate) norm: CudaVector,
+    norm: CudaVector,
     /// Output, `[n_embd, n_values]`.
-    pub(crate) out: CudaLinear,
+    out: CudaLinear,
 }
 
 /// Decay and gate of a delta rule as low-rank products.
 #[derive(Debug)]
 pub(crate) struct CudaDeltaRuleGates {
     /// The first products of decay and gate, `[rank, n_embd]` each.
-    pub(crate) down: [CudaLinear; 2],
+    down: [CudaLinear; 2],
     /// The second product of the decay, `[n_decays, rank]`.
-    pub(crate) decay: CudaLinear,
+    decay: CudaLinear,
     /// The second product of the gate, `[n_values, rank]`.
-    pub(crate) gate: CudaLinear,
+    gate: CudaLinear,
 }
 
 impl CudaDeltaRule {

@@ -32,23 +32,23 @@ const MAX_LATENT: usize = 512;
 #[derive(Debug)]
 pub(crate) struct CudaLatentAttention {
     /// Sizes and constants.
-    pub(crate) spec: LatentAttentionSpec,
+    spec: LatentAttentionSpec,
     /// The product to compressed queries, `[q_rank, n_embd]`, and their norm; `None` if queries are not compressed.
-    pub(crate) q_a: Option<(CudaLinear, CudaNorm)>,
+    q_a: Option<(CudaLinear, CudaNorm)>,
     /// Queries, `[n_head * head_dim, q_rank or n_embd]`.
-    pub(crate) q: CudaLinear,
+    q: CudaLinear,
     /// Compressed rows and the shared part of the keys, `[kv_rank + shared_dim, n_embd]`.
-    pub(crate) kv_a: CudaLinear,
+    kv_a: CudaLinear,
     /// Weights of the norm of compressed rows, `[kv_rank]`.
-    pub(crate) kv_a_norm: CudaVector,
+    kv_a_norm: CudaVector,
     /// The key expansion of each head, transposed, `[n_head, kv_rank, n_nope]`.
-    pub(crate) k_b: CudaStack,
+    k_b: CudaStack,
     /// The value expansion of each head, `[n_head, value_dim, kv_rank]`.
-    pub(crate) v_b: CudaStack,
+    v_b: CudaStack,
     /// Output, `[n_embd, n_head * value_dim]`.
-    pub(crate) out: CudaLinear,
+    out: CudaLinear,
     /// The RoPE cos/sin table, or null.
-    pub(crate) rope: DevicePtr<[f32; 2]>,
+    rope: DevicePtr<[f32; 2]>,
 }
 
 impl CudaLatentAttention {

@@ -25,48 +25,48 @@ use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader, ptr_or_null};
 #[derive(Debug)]
 pub(crate) struct CudaMamba {
     /// Its sizes.
-    pub(crate) spec: MambaSpec,
+    spec: MambaSpec,
     /// `x` and `z` one below the other, `[2 * width, n_embd]`; with decays of heads, `z` and `x` of each head.
-    pub(crate) input: CudaLinear,
+    input: CudaLinear,
     /// Coefficients of the convolution, those of the oldest token first, `[n_tap, width]`.
-    pub(crate) taps: CudaVector,
+    taps: CudaVector,
     /// Bias of the convolution, `[width]`.
-    pub(crate) conv_bias: Option<CudaVector>,
+    conv_bias: Option<CudaVector>,
     /// The selection `W_x`, `[dt_rank + 2 * d_state, width]`.
-    pub(crate) select: CudaLinear,
+    select: CudaLinear,
     /// Weights of the norms of `dt`, `B` and `C`.
-    pub(crate) norms: Option<[CudaVector; 3]>,
+    norms: Option<[CudaVector; 3]>,
     /// `W_dt`, `[n_dt, dt_rank]`; the scan adds its bias, not the product.
-    pub(crate) dt: CudaLinear,
+    dt: CudaLinear,
     /// `A`, negative, `[width, d_state]`, or `[n_head]`.
-    pub(crate) a: CudaVector,
+    a: CudaVector,
     /// `D`, `[n_dt]`.
-    pub(crate) d: CudaVector,
+    d: CudaVector,
     /// Output, `[n_embd, width]`.
-    pub(crate) out: CudaLinear,
+    out: CudaLinear,
 }
 
 /// A Mamba-2 mixer.
 #[derive(Debug)]
 pub(crate) struct CudaMamba2 {
     /// Its sizes.
-    pub(crate) spec: Mamba2Spec,
+    spec: Mamba2Spec,
     /// `z`, `x`, `B`, `C` and `dt`, one below the other, `[input_width, n_embd]`.
-    pub(crate) input: CudaLinear,
+    input: CudaLinear,
     /// Coefficients of the convolution, those of the oldest token first, `[n_tap, conv_width]`.
-    pub(crate) taps: CudaVector,
+    taps: CudaVector,
     /// Bias of the convolution, `[conv_width]`.
-    pub(crate) conv_bias: Option<CudaVector>,
+    conv_bias: Option<CudaVector>,
     /// Bias of `dt`, `[n_head]`.
-    pub(crate) dt_bias: CudaVector,
+    dt_bias: CudaVector,
     /// `A`, negative, `[n_head]`.
-    pub(crate) a: CudaVector,
+    a: CudaVector,
     /// `D`, `[n_head]`.
-    pub(crate) d: CudaVector,
+    d: CudaVector,
     /// Norm of the result, over groups or the whole row.
-    pub(crate) norm: Option<CudaNorm>,
+    norm: Option<CudaNorm>,
     /// Output, `[n_embd, width]`.
-    pub(crate) out: CudaLinear,
+    out: CudaLinear,
 }
 
 /// Attention and Mamba-2, whose results are added.

@@ -31,33 +31,33 @@ use crate::weights::{CudaLinear, CudaVector, Loader, ptr_or_null};
 #[derive(Debug)]
 pub(crate) struct CudaRwkv6 {
     /// Its sizes.
-    pub(crate) spec: Rwkv6Spec,
+    spec: Rwkv6Spec,
     /// Interpolation weights of the input of `mix_down`, `[width]`.
-    pub(crate) lerp_x: CudaVector,
+    lerp_x: CudaVector,
     /// Interpolation weights of the mixed inputs, `[5, width]`.
-    pub(crate) lerps: CudaVector,
+    lerps: CudaVector,
     /// The first product of what tokens add to `lerps`, `[5 * mix_rank, n_embd]`.
-    pub(crate) mix_down: CudaLinear,
+    mix_down: CudaLinear,
     /// Its second product, `[5, width, mix_rank]`.
-    pub(crate) mix_up: CudaStack,
+    mix_up: CudaStack,
     /// The decay.
-    pub(crate) decay: CudaLowRank,
+    decay: CudaLowRank,
     /// `w0`, `[width]`.
-    pub(crate) decay_bias: CudaVector,
+    decay_bias: CudaVector,
     /// `u`, `[n_head, head_dim]`.
-    pub(crate) bonus: Option<CudaVector>,
+    bonus: Option<CudaVector>,
     /// Receptance, `[width, n_embd]`.
-    pub(crate) receptance: CudaLinear,
+    receptance: CudaLinear,
     /// Keys, `[n_head_kv * head_dim, n_embd]`.
-    pub(crate) key: CudaLinear,
+    key: CudaLinear,
     /// Values, of the same shape.
-    pub(crate) value: CudaLinear,
+    value: CudaLinear,
     /// Gate, `[width, n_embd]`.
-    pub(crate) gate: CudaLinear,
+    gate: CudaLinear,
     /// Weight and bias of the norm of each head's result, `[width]` each.
-    pub(crate) norm: Option<[CudaVector; 2]>,
+    norm: Option<[CudaVector; 2]>,
     /// Output, `[n_embd, width]`.
-    pub(crate) out: CudaLinear,
+    out: CudaLinear,
 }
 
 /// A time mix of RWKV-7. The mixed inputs are those of receptance, decay, keys, values, rate and, where there is one, gate, in
@@ -65,54 +65,54 @@ pub(crate) struct CudaRwkv6 {
 #[derive(Debug)]
 pub(crate) struct CudaRwkv7 {
     /// Its sizes.
-    pub(crate) spec: Rwkv7Spec,
+    spec: Rwkv7Spec,
     /// Interpolation weights of the mixed inputs, `[n_mix, width]`.
-    pub(crate) lerps: CudaVector,
+    lerps: CudaVector,
     /// Receptance, `[width, n_embd]`.
-    pub(crate) receptance: CudaLinear,
+    receptance: CudaLinear,
     /// Keys, `[width, n_embd]`.
-    pub(crate) key: CudaLinear,
+    key: CudaLinear,
     /// Values, `[width, n_embd]`.
-    pub(crate) value: CudaLinear,
+    value: CudaLinear,
     /// The decay.
-    pub(crate) decay: CudaLowRank,
+    decay: CudaLowRank,
     /// `w0`, `[width]`.
-    pub(crate) decay_bias: CudaVector,
+    decay_bias: CudaVector,
     /// The in-context learning rate.
-    pub(crate) rate: CudaLowRank,
+    rate: CudaLowRank,
     /// `a0`, `[width]`.
-    pub(crate) rate_bias: CudaVector,
+    rate_bias: CudaVector,
     /// The share of the first layer's values, with its bias `v0` `[width]`; `None` in the first layer.
-    pub(crate) first_value: Option<(CudaLowRank, CudaVector)>,
+    first_value: Option<(CudaLowRank, CudaVector)>,
     /// The gate, where there is one.
-    pub(crate) gate: Option<CudaLowRank>,
+    gate: Option<CudaLowRank>,
     /// `k_k`, `[width]`.
-    pub(crate) removed: CudaVector,
+    removed: CudaVector,
     /// `k_a`, `[width]`.
-    pub(crate) kept: CudaVector,
+    kept: CudaVector,
     /// `r_k`, `[width]`.
-    pub(crate) bonus: CudaVector,
+    bonus: CudaVector,
     /// Weight and bias of the norm of each head's result, `[width]` each.
-    pub(crate) norm: Option<[CudaVector; 2]>,
+    norm: Option<[CudaVector; 2]>,
     /// Output, `[n_embd, width]`.
-    pub(crate) out: CudaLinear,
+    out: CudaLinear,
 }
 
 /// A channel mix of RWKV.
 #[derive(Debug)]
 pub(crate) struct CudaChannelMix {
     /// Its sizes.
-    pub(crate) spec: ChannelMixSpec,
+    spec: ChannelMixSpec,
     /// The element of the layer's state at which the channel mix's part begins, behind the mixer's.
-    pub(crate) state: usize,
+    state: usize,
     /// Interpolation weights of the mixed inputs (keys, then receptance), `[n_mix, n_embd]`.
-    pub(crate) lerps: CudaVector,
+    lerps: CudaVector,
     /// Keys, `[width, n_embd]`.
-    pub(crate) key: CudaLinear,
+    key: CudaLinear,
     /// Values, `[n_embd, width]`.
-    pub(crate) value: CudaLinear,
+    value: CudaLinear,
     /// Receptance, `[n_embd, n_embd]`, where there is one.
-    pub(crate) receptance: Option<CudaLinear>,
+    receptance: Option<CudaLinear>,
 }
 
 impl CudaRwkv6 {

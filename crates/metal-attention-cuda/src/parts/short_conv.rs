@@ -16,13 +16,13 @@ use crate::weights::{CudaLinear, CudaVector, Loader};
 #[derive(Debug)]
 pub(crate) struct CudaShortConv {
     /// Its sizes.
-    pub(crate) spec: ShortConvSpec,
+    spec: ShortConvSpec,
     /// Two gates and the input, `[3 * width, n_embd]`.
-    pub(crate) input: CudaLinear,
+    input: CudaLinear,
     /// Coefficients of the convolution, those of the oldest token first, `[n_tap, width]`.
-    pub(crate) taps: CudaVector,
+    taps: CudaVector,
     /// Output, `[n_embd, width]`.
-    pub(crate) out: CudaLinear,
+    out: CudaLinear,
 }
 
 impl CudaShortConv {

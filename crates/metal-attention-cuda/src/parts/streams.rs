@@ -27,54 +27,54 @@ const MAX_STREAMS: usize = 8;
 #[derive(Debug)]
 pub(crate) struct CudaPerLayer {
     /// Embeddings by token id, `[n_vocab, n_layer * width]`.
-    pub(crate) table: CudaMatrix,
+    table: CudaMatrix,
     /// Projection of the token embedding, `[n_layer * width, n_embd]`.
-    pub(crate) model_proj: CudaLinear,
+    model_proj: CudaLinear,
     /// Norm of the projection, `[width]`.
-    pub(crate) proj_norm: CudaNorm,
+    proj_norm: CudaNorm,
 }
 
 /// The projections between the first residual stream and the others.
 #[derive(Debug)]
 pub(crate) struct CudaStreams {
     /// From the embedding to each further stream, `[n_embd, n_embd]` each.
-    pub(crate) proj: Vec<CudaLinear>,
+    proj: Vec<CudaLinear>,
     /// From each further stream back, `[n_embd, n_embd]` each.
-    pub(crate) unembd_proj: Vec<CudaLinear>,
+    unembd_proj: Vec<CudaLinear>,
 }
 
 /// The weights with which a layer adds its per-layer embedding to the residual stream.
 #[derive(Debug)]
 pub(crate) struct CudaLayerEmbedding {
     /// `[width, n_embd]`.
-    pub(crate) gate: CudaLinear,
+    gate: CudaLinear,
     /// `[n_embd, width]`.
-    pub(crate) proj: CudaLinear,
+    proj: CudaLinear,
     /// Norm of the projection, `[n_embd]`.
-    pub(crate) post_norm: CudaNorm,
+    post_norm: CudaNorm,
 }
 
 /// A layer's weights for several residual streams (AltUp, LAuReL).
 #[derive(Debug)]
 pub(crate) struct CudaLayerStreams {
     /// Sizes.
-    pub(crate) spec: ResidualStreams,
+    spec: ResidualStreams,
     /// Norm of the router's input.
-    pub(crate) router_norm: CudaNorm,
+    router_norm: CudaNorm,
     /// The coefficients of prediction and correction, `[n, n_embd]` for `n` streams.
-    pub(crate) router: CudaLinear,
+    router: CudaLinear,
     /// Prediction, F32 `[n * n, n]`.
-    pub(crate) predict: CudaVector,
+    predict: CudaVector,
     /// Correction, F32 `[n, n]`.
-    pub(crate) correct: CudaVector,
+    correct: CudaVector,
     /// Factors on the corrected first stream, as input of the per-layer embedding, `[n_embd]`.
-    pub(crate) correct_scale: CudaVector,
+    correct_scale: CudaVector,
     /// LAuReL's first product, `[laurel_rank, n_embd]`.
-    pub(crate) laurel_l: CudaLinear,
+    laurel_l: CudaLinear,
     /// LAuReL's second product, `[n_embd, laurel_rank]`.
-    pub(crate) laurel_r: CudaLinear,
+    laurel_r: CudaLinear,
     /// Norm of its result.
-    pub(crate) laurel_norm: CudaNorm,
+    laurel_norm: CudaNorm,
 }
 
 impl CudaPerLayer {
