@@ -125,7 +125,9 @@ fn engine_exit_code(error: &Error) -> u8 {
         | Error::PromptTooLong { .. }
         | Error::Cpu(CpuError::Option { .. })
         | Error::Forward(ForwardError::TokenOutOfRange { .. } | ForwardError::ContextFull { .. }) => 2,
-        Error::Gguf(GgufError::OutOfMemory { .. }) => 5,
+        Error::Gguf(GgufError::OutOfMemory { .. })
+        | Error::Cpu(CpuError::OutOfMemory { .. })
+        | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,
         Error::Gguf(GgufError::Write { .. }) => 1,
         Error::NoNumbers
         | Error::Gguf(_)
@@ -139,7 +141,6 @@ fn engine_exit_code(error: &Error) -> u8 {
             GpuErrorKind::Cancelled | GpuErrorKind::Device => 4,
         },
         Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => 4,
-        Error::Cpu(CpuError::OutOfMemory { .. }) | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,
         _ => 1,
     }
 }

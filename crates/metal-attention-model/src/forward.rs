@@ -98,6 +98,10 @@ pub enum Outputs<'p> {
     TopK(Vec<TopK>),
 }
 
+/// Called after each layer with its index, `0..n_layer`, and the residual stream of all tokens of a micro-batch,
+/// `[n_tokens, n_embd]`.
+pub type AfterLayer<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
 /// Rows of the residual stream before some layers, of the output tokens of a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HiddenRows {

@@ -214,3 +214,50 @@ fn profiles_count_steps_and_traces_see_every_layer() {
     assert_eq!(pass.take_profile().unwrap().steps.len(), 3);
     assert!(pass.take_profile().is_none());
 }
+
+#[test]
+fn hidden_rows_come_with_each_kind_of_result() {
+    for architecture in ARCHITECTURES {
+        let mut pass = session(architecture, Watch::default());
+        let (n_layer, n_embd) = (pass.spec().n_layer(), pass.spec().n_embd);
+        let ids = some_ids(100);
+        let mut batch = continuing(&pass, 0, &ids, true);
+        for token in &mut batch {
+            token.output = token.pos % 3 == 0;
+        }
+        let mut traced = vec![Vec::new(); n_layer];
+        pass.forward_traced(&batch, Some(&mut |layer, x| traced[layer].extend_from_slice(x))).unwrap();
+        let rows = |layer: usize| -> Vec<f32> {
+            let rows = traced[layer].chunks(n_embd).zip(&batch).filter(|(_, token)| token.output);
+            rows.flat_map(|(row, _)| row).copied().collect()
+        };
+        pass.reset();
+        let plain = pass.forward(&batch).unwrap();
+        let (n_outputs, plain) = (plain.n_rows(), plain.as_slice().to_vec());
+        assert_eq!(n_outputs, 34);
+        let choices: Vec<_> = plain.chunks(plain.len() / n_outputs).map(argmax).collect();
+        let before = [n_layer, 1, n_layer];
+        for kind in [OutputKind::Logits, OutputKind::Ids, OutputKind::TopK(1), OutputKind::TopK(20), OutputKind::Hidden]
+        {
+            pass.reset();
+            let n_steps = pass.n_steps();
+            let (outputs, hidden) = pass.forward_outputs(&batch, kind, &before).unwrap();
+            match outputs {
+                Outputs::Logits(found) => same(found.as_slice(), &plain, architecture),
+                Outputs::Ids(found) => assert_eq!(found, choices, "{architecture}"),
+                Outputs::TopK(found) => {
+                    assert_eq!(found.iter().map(|list| list[0].0).collect::<Vec<_>>(), choices, "{architecture}");
+                }
+                Outputs::Hidden(found) => assert_eq!(found.len(), n_outputs * n_embd, "{architecture}"),
+            }
+            for (i, &layer) in before.iter().enumerate() {
+                same(hidden.of_layer(i), &rows(layer - 1), &format!("{architecture}, before layer {layer}"));
+            }
+            assert_eq!(pass.n_steps() - n_steps, 3, "{architecture}: hidden rows take no steps of their own");
+        }
+        pass.reset();
+        let error = pass.forward_outputs(&batch, OutputKind::Ids, &[0, n_layer + 1]).unwrap_err();
+        assert_eq!(error, ForwardError::LayerOutOfRange { layer: n_layer + 1, n_layer });
+        assert_eq!(pass.n_past(0), 0, "{architecture}");
+    }
+}

@@ -78,7 +78,7 @@ mod tests {
         };
         let some = tokens(&[false, true, true, false, true]);
         assert_eq!(TracedTokens::Output.rows(&some), [1..3, 4..5]);
-        assert_eq!(TracedTokens::All.rows(&some), [0..5]);
+        assert_eq!(TracedTokens::All.rows(&some), std::slice::from_ref(&(0..5)));
         assert!(TracedTokens::Output.rows(&tokens(&[false, false])).is_empty());
         let mut found = Vec::new();
         let mut keep = |layer: usize, rows: &[f32]| found.push((layer, rows.to_vec()));

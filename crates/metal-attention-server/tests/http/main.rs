@@ -10,6 +10,7 @@ mod llama_cpp;
 mod messages;
 mod monitoring;
 mod nan_logits;
+mod null_executor;
 mod ollama;
 mod ollama_models;
 mod ranking;

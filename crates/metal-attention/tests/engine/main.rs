@@ -4,10 +4,12 @@
 mod architectures;
 mod cuda;
 mod generator;
+mod hidden_rows;
 mod hostile_models;
 mod hybrid;
 mod long_delta_rule;
 mod long_mamba;
+mod new_backend;
 mod random_models;
 mod rwkv;
 mod scheduler;

@@ -4,6 +4,9 @@
 mod mixers;
 mod models;
 
+pub(crate) use models::has_cuda;
+pub(crate) use models::ranks::has_ranks;
+
 /// Whether tests run a part of their cases: on the software device, on which a comparison of a model takes seconds.
 pub(crate) fn takes_fewer_cases() -> bool {
     let software = metal_attention::cuda_summaries()

@@ -2,7 +2,7 @@
 //! CPU's. Without a device the tests are skipped, or fail where `METAL_ATTENTION_TEST_CUDA` is set. `scripts/test` runs some
 //! tests by name again, on software devices of other sizes.
 
-mod ranks;
+pub(crate) mod ranks;
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use metal_attention::{
 use metal_attention_model::{ModelShape, highest};
 
 /// Whether there is a CUDA device; without one the test is recorded as skipped.
-fn has_cuda() -> bool {
+pub(crate) fn has_cuda() -> bool {
     let why = match cuda_summaries() {
         Ok(found) if !found.is_empty() => return true,
         Ok(_) => "CUDA knows no device".to_owned(),

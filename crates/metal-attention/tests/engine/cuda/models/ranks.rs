@@ -16,7 +16,7 @@ fn n_ranks() -> usize {
 }
 
 /// Whether there are `n` devices; with fewer the test is recorded as skipped.
-fn has_ranks(n: usize) -> bool {
+pub(crate) fn has_ranks(n: usize) -> bool {
     let n_devices = n_ranks();
     if n_devices < n {
         metal_attention_testing::skip(&format!("{n_devices} of {n} CUDA devices"));
