@@ -93,6 +93,8 @@ pub struct CudaExecutor {
     pub(crate) graphs: HashMap<(usize, TokenOutput), DecodeGraph>,
     /// Pinned host memory for the results of a micro-batch.
     readback: Readback,
+    /// Pinned host memory for rows of a trace; allocated at the first one.
+    trace_readback: Option<Readback>,
     /// Pinned host memory for the pages and states that are read for a snapshot; allocated at the first one.
     pub(crate) snapshot_readback: Option<Readback>,
     /// Bytes that were allocated on the GPU when the model was set up.
@@ -229,6 +231,7 @@ impl CudaExecutor {
             persistent_kernel,
             graphs: HashMap::new(),
             readback,
+            trace_readback: None,
             snapshot_readback: None,
             groups,
             memory,
@@ -338,7 +341,7 @@ impl CudaExecutor {
             let n_query_tiles = if is_decode_phase { 0 } else { self.upload_query_tiles(tokens)? };
             let size = MicroBatchSize { n_tokens: tokens.len(), n_outputs, n_query_tiles, runs, output };
             let mut reader = match trace {
-                Some(trace) => TraceReader::new(&gpu, trace, tokens, self.spec.n_embd)?,
+                Some(trace) => TraceReader::new(&gpu, &mut self.trace_readback, trace, tokens, self.spec.n_embd)?,
                 None => None,
             };
             // A step that chooses ids gets a step number, under which `read_results` reads them.
@@ -347,7 +350,9 @@ impl CudaExecutor {
                     reader.as_mut().map_or(Ok(()), |reader| reader.before_layer(layer, residual_stream))
                 })
             })?;
-            reader.as_mut().map_or(Ok(()), TraceReader::finish)?;
+            if let Some(reader) = reader {
+                self.trace_readback = Some(reader.finish()?);
+            }
         }
         self.read_results(n_outputs, output, results)?;
         if let (Some(timers), Some(profiler)) = (self.runner.timers.take(), profiler) {

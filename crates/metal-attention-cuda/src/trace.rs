@@ -25,9 +25,11 @@ pub(crate) struct TraceReader<'t> {
 }
 
 impl<'t> TraceReader<'t> {
-    /// A reader for a step with `tokens`. `None` if there is nothing to copy.
+    /// A reader for a step with `tokens`. `None` if there is nothing to copy. `kept`: the memory of an earlier step, which is used
+    /// again where it is large enough.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
+        kept: &mut Option<Readback>,
         trace: LayerTrace<'t>,
         tokens: &[BatchToken],
         n_embd: usize,
@@ -40,7 +42,11 @@ impl<'t> TraceReader<'t> {
             return Ok(None);
         }
         let n_layers = (MAX_BYTES / bytes_of_layer).clamp(1, trace.before.len() as u64);
-        let readback = Readback::new(gpu, n_layers * bytes_of_layer)?;
+        let bytes = n_layers * bytes_of_layer;
+        let readback = match kept.take() {
+            Some(readback) if readback.bytes() >= bytes => readback,
+            Some(_) | None => Readback::new(gpu, bytes)?,
+        };
         Ok(Some(Self { trace, readback, ranges, bytes_of_layer, pending: Vec::new() }))
     }
 
@@ -51,7 +57,7 @@ impl<'t> TraceReader<'t> {
         }
         let mut at = self.pending.len() as u64 * self.bytes_of_layer;
         if at + self.bytes_of_layer > self.readback.bytes() {
-            self.finish()?;
+            self.pass_on()?;
             at = 0;
         }
         for range in &self.ranges {
@@ -63,8 +69,14 @@ impl<'t> TraceReader<'t> {
         Ok(())
     }
 
+    /// Passes on the rows that are left. Returns the memory.
+    pub(crate) fn finish(mut self) -> Result<Readback, CudaError> {
+        self.pass_on()?;
+        Ok(self.readback)
+    }
+
     /// Waits for the copies, and passes the rows on.
-    pub(crate) fn finish(&mut self) -> Result<(), CudaError> {
+    fn pass_on(&mut self) -> Result<(), CudaError> {
         if self.pending.is_empty() {
             return Ok(());
         }

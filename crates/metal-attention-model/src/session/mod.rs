@@ -383,10 +383,11 @@ impl<E: Executor> ForwardPass for Session<E> {
         batch: &[BatchToken],
         after_layer: Option<AfterLayer<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
-        let before: Vec<usize> = (1..=self.executor.spec().n_layer()).collect();
         match after_layer {
             None => self.logits(batch.into(), None),
             Some(after_layer) => {
+                // After a layer is before the next one.
+                let before: Vec<usize> = (1..=self.executor.spec().n_layer()).collect();
                 let mut rows = |layer: usize, x: &[f32]| after_layer(layer - 1, x);
                 self.logits(
                     batch.into(),
