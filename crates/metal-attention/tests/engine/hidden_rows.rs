@@ -151,10 +151,10 @@ fn through_cuda() {
     }
 }
 
-/// `ranks` is a filter of `scripts/test`.
+/// `cuda` in the name is a filter of `scripts/test`.
 #[cfg(feature = "cuda")]
 #[test]
-fn on_two_ranks() {
+fn on_two_cuda_ranks() {
     if !crate::cuda::has_ranks(2) {
         return;
     }
