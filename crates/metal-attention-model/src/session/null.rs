@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Executor, LayerTrace, Step, StepLimits, StepResults};
 use crate::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, MemoryUse, ModelSpec, PAGE, PageCopy,
-    Profiler, Segment, Session, SessionOptions, Watch, argmax, highest,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, Mask, MemoryUse, ModelSpec, PAGE,
+    PageCopy, Profiler, Segment, Session, SessionOptions, Watch, argmax, highest,
 };
 
 /// Length of the lists of highest logits, and most sequences of decode steps that are submitted ahead.
@@ -20,6 +20,9 @@ pub struct NullExecutor {
     spec: ModelSpec,
     groups: CacheGroups,
     watch: Watch,
+    /// The different masks of the layers, with their cache groups; first that of group 0, which keeps all positions. The hash of a
+    /// token depends on them, and not on the groups, which also depend on the options.
+    masks: Vec<(Mask, usize)>,
     /// The token ids in each page of each cache group, `[n_pages, PAGE]`.
     pages: Vec<Vec<u32>>,
     /// The hash of a sequence in each state slot, after the first; empty if no layer keeps a state.
@@ -39,9 +42,17 @@ impl NullExecutor {
     /// A null executor for `spec`, with the capacity of `options`. `watch` cancels its steps.
     pub fn new(spec: ModelSpec, options: &SessionOptions, watch: Watch) -> Self {
         let groups = CacheGroups::new(&spec, options.capacity(&spec));
+        let mut masks = vec![(Mask::Causal, 0)];
+        for (i, layer) in spec.layers.iter().enumerate() {
+            if let Some(attention) = layer.mixer.attention()
+                && masks.iter().all(|(mask, _)| *mask != attention.mask)
+            {
+                masks.push((attention.mask, groups.of_layer(i)));
+            }
+        }
         let pages = groups.groups().iter().map(|group| vec![0; group.n_pages * PAGE]).collect();
         let states = vec![0; groups.states().map_or(0, |states| states.n_states + 1)];
-        Self { spec, groups, watch, pages, states, chosen: Vec::new(), n_steps: 0 }
+        Self { spec, groups, watch, masks, pages, states, chosen: Vec::new(), n_steps: 0 }
     }
 
     /// Number of steps so far, those submitted ahead included.
@@ -72,19 +83,20 @@ impl NullExecutor {
         hashes
     }
 
-    /// The hash of the tokens that `token` attends to in each cache group.
+    /// The hash of the tokens that `token` attends to with each mask.
     fn hash(&self, step: &Step, token: &BatchToken) -> u64 {
         let mut hash = step.position(token).0.iter().fold(token.pos as u64, |hash, &at| mix(hash, at.into()));
-        let span = step.inputs.as_ref().and_then(|inputs| inputs.of_token(token));
-        for (group, ids) in self.pages.iter().enumerate() {
-            let mut seen = self.groups.groups()[group].mask.seen(token.pos, token.pos + 1);
-            let layer = (0..self.spec.n_layer()).find(|&layer| self.groups.of_layer(layer) == group);
-            if let Some((span, _)) = span.filter(|(span, _)| layer.is_some_and(|layer| span.is_whole_in(layer))) {
+        let span = step.inputs.as_ref().and_then(|inputs| inputs.of_token(token)).map(|(span, _)| span);
+        for &(mask, group) in &self.masks {
+            let mut seen = mask.seen(token.pos, token.pos + 1);
+            let mut layers = self.spec.layers.iter();
+            let layer = layers.position(|layer| layer.mixer.attention().is_some_and(|a| a.mask == mask));
+            if let Some(span) = span.filter(|span| layer.is_some_and(|layer| span.is_whole_in(layer))) {
                 seen.end = span.slots.end;
             }
             for pos in seen {
                 let page = step.pages.page(group, token.seq, pos) as usize;
-                hash = mix(hash, u64::from(ids[page * PAGE + pos % PAGE]));
+                hash = mix(hash, u64::from(self.pages[group][page * PAGE + pos % PAGE]));
             }
         }
         hash

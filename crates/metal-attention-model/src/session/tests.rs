@@ -261,3 +261,24 @@ fn hidden_rows_come_with_each_kind_of_result() {
         assert_eq!(pass.n_past(0), 0, "{architecture}");
     }
 }
+
+/// Whether a window has pages of its own depends on the size of micro-batches; results do not.
+#[test]
+fn windows_with_and_without_pages_of_their_own_give_the_same_results() {
+    let metadata = || {
+        let mut metadata = ModelShape::custom("llama").unwrap().metadata();
+        metadata.set("llama.attention.sliding_window", 40_u32);
+        metadata
+    };
+    let ids = some_ids(250);
+    let logits_of = |n_ubatch| {
+        let spec = ModelSpec::from_metadata(&metadata()).unwrap();
+        let options = SessionOptions { n_ctx: 4 * PAGE, n_ubatch, ..Default::default() };
+        let mut pass = NullExecutor::session(spec, &options, Watch::default());
+        let n_groups = pass.cache_groups().groups().len();
+        (n_groups, ids.chunks(100).flat_map(|chunk| logits(&mut pass, 0, chunk)).collect::<Vec<_>>())
+    };
+    let ((all, want), (windows, found)) = (logits_of(512), logits_of(16));
+    assert_eq!((all, windows), (1, 2));
+    same(&found, &want, "micro-batches of 16");
+}

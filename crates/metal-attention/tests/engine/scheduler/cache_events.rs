@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use super::support::{Controls, encode, engine, greedy, read};
-use metal_attention::scheduler::{BlockId, CacheEvent, Scheduler, SchedulerOptions};
+use metal_attention::scheduler::{BlockId, CacheEvent, Request, Scheduler, SchedulerOptions};
 use metal_attention::{EngineOptions, Model};
 use proptest::prelude::*;
 
@@ -69,7 +69,7 @@ fn pages_are_reported_when_they_are_full_and_when_they_are_freed() {
     let (model, scheduler, events) = observed(2, 8);
     let story = encode(&model, "Once upon a time, there was a little girl");
     let prompt: Vec<u32> = story.iter().copied().cycle().take(70).collect();
-    let answer = read(scheduler.submit(greedy(prompt.clone(), 100)).unwrap());
+    let answer = read(scheduler.submit(Request { ignore_eos: true, ..greedy(prompt.clone(), 100) }).unwrap());
     settle(&scheduler);
     let tokens_so_far = [&prompt[..], &answer.ids].concat();
     let reported: Vec<_> = events.try_iter().collect();

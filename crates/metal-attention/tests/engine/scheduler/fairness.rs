@@ -101,8 +101,10 @@ fn preempted_sequences_are_not_evaluated_again() {
     let metrics = scheduler.metrics();
     assert!(metrics.preemptions >= 80, "{metrics:?}");
     assert_eq!((metrics.prompt_tokens, metrics.generated_tokens), (30 + 50 + 10, 160));
-    wait("the scheduler to be idle", || scheduler.metrics().running == 0);
-    assert_eq!(scheduler.metrics().waiting, 0);
+    wait("the scheduler to be idle", || {
+        let metrics = scheduler.metrics();
+        (metrics.running, metrics.waiting) == (0, 0)
+    });
 }
 
 /// In a KV cache with the pages of one sequence, sequences that alternate are evaluated again and again, but each makes

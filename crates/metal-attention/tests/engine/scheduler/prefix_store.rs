@@ -275,7 +275,7 @@ fn a_generator_saves_windows_where_answers_begin() {
             let answer: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
             let cached = generation.timings().cached_tokens;
             let request = Request { ignore_eos: true, ..greedy(prompt.clone(), N_REASONING) };
-            assert_eq!(answer, reference_in(&model, &large_batches, &request).0);
+            assert_eq!(answer, super::support::reference_in(&model, &large_batches, &request).0);
             assert_eq!(cached, if kept > 0 { n_common } else { 0 }, "turn {turn} with {kept} bytes");
             tokens = [&prompt[..], &answer].concat();
             history.extend([11, 12, 13]);
