@@ -83,9 +83,11 @@ pub(crate) struct Scratch {
     /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache. Also the
     /// values of RWKV, `[n_tokens, width]`, and of the delta rule, `[n_tokens, width of all value heads]`.
     pub(crate) v: Vec<f32>,
-    /// The query projection of attention with an output gate: of each head the query, then its gate,
+    /// The query projection of attention that also has its gate: of each head the query, then its gate,
     /// `[n_tokens, n_head * 2 * head_dim]`.
     pub(crate) q_and_gate: Vec<f32>,
+    /// The product of an attention gate with a tensor of its own, `[n_tokens, n_head * head_dim]` or `[n_tokens, n_head]`.
+    pub(crate) attention_gate: Vec<f32>,
     /// The output of every kind of mixer before its output projection; for attention `[n_tokens, n_head * head_dim]`.
     pub(crate) mixer_out: Vec<f32>,
     /// The gate projection of a feed-forward, in whose place its activated hidden vector is written,
@@ -141,6 +143,7 @@ impl Scratch {
             &self.k,
             &self.v,
             &self.q_and_gate,
+            &self.attention_gate,
             &self.mixer_out,
             &self.gate_or_hidden,
             &self.up,
@@ -284,6 +287,7 @@ impl MicroBatchRun<'_> {
             &mut s.normed,
             &mut s.q,
             &mut s.q_and_gate,
+            &mut s.attention_gate,
             &mut s.mixer_out,
             &mut s.mamba.parallel_out,
             &mut s.per_layer,

@@ -253,13 +253,12 @@ impl Shard {
         let spec = &w.spec;
         let Some((queries, kv)) = head_ranges(spec, self.rank, self.plan.n_ranks) else { return w.clone() };
         let times = |heads: &Range<usize>, n: usize| heads.start * n..heads.end * n;
-        // Twice as many where each head's query is followed by a gate.
-        let rows_of_query = w.q.weight.n_rows() / spec.n_head;
         AttentionWeights {
             spec: self.attention_spec(spec),
-            q: shard_rows(&w.q, times(&queries, rows_of_query)),
+            q: shard_rows(&w.q, times(&queries, spec.query_rows())),
             k: w.k.as_ref().map(|k| shard_rows(k, times(&kv, spec.head_dim))),
             v: w.v.as_ref().map(|v| shard_rows(v, times(&kv, spec.head_dim))),
+            gate: w.gate.as_ref().map(|gate| shard_rows(gate, times(&queries, gate.weight.n_rows() / spec.n_head))),
             out: self.shard_columns(&w.out, times(&queries, spec.head_dim)),
             q_norm: w.q_norm.clone(),
             k_norm: w.k_norm.clone(),
@@ -297,7 +296,7 @@ impl Shard {
         let dense = |w: &DenseWeights| bytes(&w.gate.iter().chain([&w.up, &w.down]).collect::<Vec<_>>());
         let layers = weights.layers.iter().zip(&self.plan.feed_forwards).map(|(layer, sharded)| {
             let mixer = if let (Mixer::Attention(w), true) = (&layer.mixer, self.plan.attention) {
-                let parts = [Some(&w.q), w.k.as_ref(), w.v.as_ref(), Some(&w.out)];
+                let parts = [Some(&w.q), w.k.as_ref(), w.v.as_ref(), w.gate.as_ref(), Some(&w.out)];
                 bytes(&parts.into_iter().flatten().collect::<Vec<_>>())
             } else {
                 0

@@ -38,9 +38,8 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// Whether the family's files usually have one matrix for Q, K and V, `attn_qkv`. Both forms are read.
     pub fused_qkv: bool,
-    /// Whether `attn_q` also produces a gate for each head after its query, `[n_head, 2 * head_dim]`, whose sigmoid
-    /// multiplies the head's result (Qwen 3.5).
-    pub output_gate: bool,
+    /// Gate of the result, if there is one.
+    pub gate: Option<AttentionGate>,
 }
 
 impl AttentionSpec {
@@ -60,6 +59,25 @@ impl AttentionSpec {
         }
     }
 
+    /// Rows of `attn_q` for each head: the query's, and with [`AttentionGate::InQueries`] as many of its gate.
+    pub fn query_rows(&self) -> usize {
+        match self.gate {
+            None | Some(AttentionGate::Tensor { width: _, activation: _ }) => self.head_dim,
+            Some(AttentionGate::InQueries) => 2 * self.head_dim,
+        }
+    }
+
+    /// Rows of `attn_gate`; `None` if the gate has no tensor of its own.
+    pub fn gate_rows(&self) -> Option<usize> {
+        match self.gate {
+            None | Some(AttentionGate::InQueries) => None,
+            Some(AttentionGate::Tensor { width: GateWidth::Element, activation: _ }) => {
+                Some(self.n_head * self.head_dim)
+            }
+            Some(AttentionGate::Tensor { width: GateWidth::Head, activation: _ }) => Some(self.n_head),
+        }
+    }
+
     /// Whether the layer writes its own keys and values to the KV cache.
     pub fn owns_cache(&self) -> bool {
         match self.kv {
@@ -67,6 +85,41 @@ impl AttentionSpec {
             KvSource::Layer(_) => false,
         }
     }
+}
+
+/// A gate of attention's result (arXiv 2505.06708, position G1): the result `o`, `[n_head, head_dim]`, becomes
+/// `activation(g) * o` before `attn_output`, where `g` is a product of the input that queries, keys and values are
+/// projected from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionGate {
+    /// `attn_q` produces `g`: after the rows of each head's query come as many of its gate, `[n_head, 2 * head_dim]`. By
+    /// element, with the sigmoid (Qwen 3.5).
+    InQueries,
+    /// `attn_gate`, a matrix of its own, produces `g`.
+    Tensor {
+        /// What one number of `g` multiplies.
+        width: GateWidth,
+        /// From `g` to the factor.
+        activation: GateActivation,
+    },
+}
+
+/// What one number of a gate multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateWidth {
+    /// One element of the result; `g` is `[n_head, head_dim]` (Trinity).
+    Element,
+    /// A head's result; `g` is `[n_head]` (Step 3.5).
+    Head,
+}
+
+/// From a gate's product to its factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateActivation {
+    /// `1 / (1 + exp(-g))`.
+    Sigmoid,
+    /// `ln(1 + exp(g))` (Laguna).
+    Softplus,
 }
 
 /// The positions of its sequence that a token at position `p` attends to.

@@ -41,6 +41,12 @@ pub enum Activation {
         /// The limit.
         limit: f32,
     },
+    /// With gate and up: `min(silu(gate), limit) * u`, where `u` is up clamped to `-limit..=limit`: the gate is cut after
+    /// the activation (Step 3.5). Without a gate `min(silu(up), limit)`.
+    ClampedSilu {
+        /// The limit.
+        limit: f32,
+    },
     /// GELU of the part of each element that is more than `n_std` standard deviations above the mean of the row (Gemma
     /// 3n): `gelu(max(x - mean - n_std * std, 0))`.
     SparseGelu {

@@ -33,7 +33,8 @@ mod watch;
 mod weights;
 
 pub use attention::{
-    AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, QueryTemperature, alibi_slopes,
+    AttentionGate, AttentionSpec, GateActivation, GateWidth, KvSource, LatentAttentionSpec, Mask, NormOver, Positions,
+    QkNorm, QueryTemperature, alibi_slopes,
 };
 pub use batch_kind::{BatchKind, FewLimits};
 pub use cache_groups::{CacheGroup, CacheGroups, StateCapacity};

@@ -49,6 +49,11 @@ impl<'a> MetadataReader<'a> {
         self.file.map_or(by_default, |file| file.tensor(name).is_some())
     }
 
+    /// Rows of a matrix in the file; `None` without a file or the tensor.
+    pub(crate) fn tensor_rows(&self, name: &str) -> Option<usize> {
+        self.file?.tensor(name)?.shape().get(1).copied()
+    }
+
     /// The full name of a key.
     pub(crate) fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture)
@@ -171,6 +176,22 @@ impl<'a> MetadataReader<'a> {
             self.check(key, n, n <= MAX_SIZE, "must be a plausible size above 0")?;
         }
         Ok(Some(values))
+    }
+
+    /// A number for each layer: one for all, or an array with one for each (and possibly for the layers after the last).
+    /// 0 for all if the key is missing.
+    pub(crate) fn f32_per_layer(&self, key: &str, n_layer: usize) -> Result<Vec<f32>, ModelError> {
+        let full = self.key(key);
+        let values = match self.metadata.get(&full) {
+            Some(Value::Array(_)) => self.metadata.f32s(&full)?.unwrap_or_default(),
+            None | Some(_) => vec![self.opt_f32(key)?.unwrap_or(0.0); n_layer],
+        };
+        self.check(key, values.len(), values.len() >= n_layer, "an array needs one value per layer")?;
+        let values = values[..n_layer].to_vec();
+        for &x in &values {
+            self.check(key, x, x.is_finite(), "must be a number")?;
+        }
+        Ok(values)
     }
 
     /// Whether each layer has a sliding window, by `attention.sliding_window_pattern`: an array of flags, or a period

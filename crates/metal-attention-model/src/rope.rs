@@ -45,6 +45,12 @@ pub enum RopeFactors {
     None,
     /// `rope_freqs`, if the file has it (Llama 3.1 and later, full layers of Gemma 4).
     Tensor,
+    /// The first `n_rot / 2` of the `n` divisors in `rope_freqs`, if the file has it (Step 3.5, where other layers rotate
+    /// more elements without divisors).
+    FirstOfTensor {
+        /// Length of the tensor, at least `n_rot / 2`.
+        n: usize,
+    },
     /// `rope_factors_long` if the context is longer than `n_ctx_orig`, otherwise `rope_factors_short` (Phi-3).
     ByContext {
         /// Training context before the extension.
@@ -57,7 +63,7 @@ impl RopeFactors {
     pub fn tensor(self, n_ctx: usize) -> Option<&'static str> {
         match self {
             Self::None => None,
-            Self::Tensor => Some("rope_freqs"),
+            Self::Tensor | Self::FirstOfTensor { n: _ } => Some("rope_freqs"),
             Self::ByContext { n_ctx_orig } if n_ctx > n_ctx_orig => Some("rope_factors_long"),
             Self::ByContext { .. } => Some("rope_factors_short"),
         }
@@ -67,7 +73,7 @@ impl RopeFactors {
     pub fn tensors(self) -> &'static [&'static str] {
         match self {
             Self::None => &[],
-            Self::Tensor => &["rope_freqs"],
+            Self::Tensor | Self::FirstOfTensor { n: _ } => &["rope_freqs"],
             Self::ByContext { .. } => &["rope_factors_long", "rope_factors_short"],
         }
     }
@@ -138,8 +144,16 @@ impl Rope {
         self.sections.and_then(|sections| sections.component(pair)).unwrap_or(0)
     }
 
-    /// Radians per position of each pair, `[n_rot / 2]`, and the factor on the length of rotated vectors. `factors`,
-    /// `[n_rot / 2]`: divisors of the frequencies (see [`RopeFactors`]). Pairs that no component rotates have 0.
+    /// Length of the tensors with divisors.
+    pub(crate) fn n_factors(&self) -> usize {
+        match self.factors {
+            RopeFactors::None | RopeFactors::Tensor | RopeFactors::ByContext { n_ctx_orig: _ } => self.n_rot / 2,
+            RopeFactors::FirstOfTensor { n } => n,
+        }
+    }
+
+    /// Radians per position of each pair, `[n_rot / 2]`, and the factor on the length of rotated vectors. `factors`:
+    /// divisors of the frequencies, at least `n_rot / 2` (see [`RopeFactors`]). Pairs that no component rotates have 0.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f64>, f64) {
         let (mut frequencies, length) = self.frequencies_of_all(factors);
         if let Some(sections) = self.sections {

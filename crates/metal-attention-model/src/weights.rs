@@ -68,7 +68,7 @@ pub struct Weights<L = Linear> {
     pub pooled_projections: Vec<L>,
     /// The classifier over the pooled state.
     pub classifier: Option<ClassifierWeights<L>>,
-    /// Divisors of the RoPE frequencies, `[n_rot / 2]` each, by the tensor that they are in.
+    /// Divisors of the RoPE frequencies, at least `n_rot / 2` each, by the tensor that they are in.
     pub rope_factors: HashMap<&'static str, Vec<f32>>,
 }
 
@@ -117,13 +117,15 @@ pub struct AttentionAndMamba2Weights<L = Linear> {
 pub struct AttentionWeights<L = Linear> {
     /// The specification.
     pub spec: AttentionSpec,
-    /// Queries, `[n_head * head_dim, n_embd]`; with an output gate, each head's query rows and then its gate rows,
-    /// `[n_head * 2 * head_dim, n_embd]`.
+    /// Queries, `[n_head * head_dim, n_embd]`; with [`AttentionGate::InQueries`](crate::AttentionGate::InQueries) each
+    /// head's query rows and then its gate rows, `[n_head * 2 * head_dim, n_embd]`.
     pub q: L,
     /// Keys, `[n_head_kv * head_dim, n_embd]`; `None` if another layer's cache is read.
     pub k: Option<L>,
     /// Values, `[n_head_kv * head_dim, n_embd]`; `None` if another layer's cache is read, or the keys are the values.
     pub v: Option<L>,
+    /// Gate with a tensor of its own, `[n_head * head_dim, n_embd]` or `[n_head, n_embd]`.
+    pub gate: Option<L>,
     /// Output, `[n_embd, n_head * head_dim]`.
     pub out: L,
     /// Norm of queries; its length depends on [`NormOver`](crate::NormOver).
@@ -287,6 +289,7 @@ impl<'a, L, M, E> Prepare<'a, Loaded<L>> for MapLinears<'_, 'a, L, M, E> {
             q: (self.0)(&w.q)?,
             k: w.k.as_ref().map(&mut *self.0).transpose()?,
             v: w.v.as_ref().map(&mut *self.0).transpose()?,
+            gate: w.gate.as_ref().map(&mut *self.0).transpose()?,
             out: (self.0)(&w.out)?,
             q_norm: w.q_norm.clone(),
             k_norm: w.k_norm.clone(),
@@ -426,7 +429,7 @@ impl<L> DenseWeights<L> {
 }
 
 impl<L> Weights<L> {
-    /// The divisors of `rope`'s frequencies, `[n_rot / 2]`, for a context of `n_ctx` positions; `None` if there are
+    /// The divisors of `rope`'s frequencies, at least `n_rot / 2`, for a context of `n_ctx` positions; `None` if there are
     /// none.
     pub fn rope_factors(&self, rope: &Rope, n_ctx: usize) -> Option<&[f32]> {
         self.rope_factors.get(rope.factors.tensor(n_ctx)?).map(Vec::as_slice)

@@ -28,13 +28,17 @@ fn gated(token: u32, i: u32, cutoff: f32) {
     var v = gelu(max(g - cutoff, 0.0));
 {% elif kind == "relu_squared" %}
     var v = max(g, 0.0) * max(g, 0.0);
-{% else %}
+{% elif kind == "clamped_swiglu" %}
     let low = min(g, {{ parameter }});
     var v = low * sigmoid(1.702 * low);
+{% elif kind == "clamped_silu" %}
+    var v = min(g * sigmoid(g), {{ parameter }});
 {% endif %}
 {% if gating != "none" %}
 {% if kind == "clamped_swiglu" %}
     v *= 1.0 + clamp({{ up }}, -{{ parameter }}, {{ parameter }});
+{% elif kind == "clamped_silu" %}
+    v *= clamp({{ up }}, -{{ parameter }}, {{ parameter }});
 {% else %}
     v *= {{ up }};
 {% endif %}

@@ -19,11 +19,15 @@ fn activated(gate: f32) -> f32 {
 {% elif activation == "clamped_swiglu" %}
     let low = min(gate, {{ limit }});
     let v = low * sigmoid(1.702 * low);
+{% elif activation == "clamped_silu" %}
+    let v = min(gate * sigmoid(gate), {{ limit }});
 {% endif %}
 {% if not gated %}
     return v;
 {% elif activation == "clamped_swiglu" %}
     return v * (1.0 + clamp(up, -{{ limit }}, {{ limit }}));
+{% elif activation == "clamped_silu" %}
+    return v * clamp(up, -{{ limit }}, {{ limit }});
 {% else %}
     return v * up;
 {% endif %}

@@ -1,9 +1,9 @@
 //! Kernels for one row of one token: norms, RoPE, and the activations of feed-forwards.
 
-use metal_attention_model::{Activation, RopeLayout};
+use metal_attention_model::{Activation, GateActivation, RopeLayout};
 
 use crate::kernels::vectors::{load, store};
-use crate::simd::{Kernel, LANES, Simd, sigmoid};
+use crate::simd::{Kernel, LANES, Simd, sigmoid, softplus};
 
 /// `out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]` (arXiv 1910.07467).
 pub(crate) struct RmsNorm<'a> {
@@ -88,29 +88,62 @@ impl Kernel for LayerNorm<'_> {
     }
 }
 
-/// `x[i] = x[i] * sigmoid(gate[i])`.
-pub(crate) struct GateBySigmoid<'a> {
+/// Multiplies each `x.len() / gate.len()` consecutive elements of `x` by the activation of one element of `gate`: the gate
+/// of attention's result, by element or by head.
+pub(crate) struct Gate<'a> {
     pub(crate) x: &'a mut [f32],
     pub(crate) gate: &'a [f32],
+    pub(crate) activation: GateActivation,
 }
 
-impl Kernel for GateBySigmoid<'_> {
+impl Kernel for Gate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { x, gate } = self;
-        assert_eq!(x.len(), gate.len(), "rows of one length");
-        let whole = x.len() / LANES * LANES;
-        let n = x.len() - whole;
+        let Self { x, gate, activation } = self;
+        assert!(!gate.is_empty() && x.len().is_multiple_of(gate.len()), "as many elements for each gate");
+        let per_gate = x.len() / gate.len();
+        let whole = gate.len() / LANES * LANES;
+        let rest = gate.len() - whole;
         // SAFETY: vectors lie inside the slices.
         unsafe {
             for i in (0..whole).step_by(LANES) {
-                let p = x.as_mut_ptr().add(i);
-                S::f_store(p, S::f_mul(S::f_load(p), sigmoid::<S>(S::f_load(gate.as_ptr().add(i)))));
+                gate_vector::<S, false>(&mut x[i * per_gate..], gate.as_ptr().add(i), activation, per_gate, LANES);
             }
-            if n > 0 {
-                let (p, gate) = (x.as_mut_ptr().add(whole), gate.as_ptr().add(whole));
-                let y = S::f_mul(load::<S, true>(p, n), sigmoid::<S>(load::<S, true>(gate, n)));
-                store::<S, true>(p, y, n);
+            if rest > 0 {
+                let (x, gate) = (&mut x[whole * per_gate..], gate.as_ptr().add(whole));
+                gate_vector::<S, true>(x, gate, activation, per_gate, rest);
+            }
+        }
+    }
+}
+
+/// Computes [`Gate`] for 16 elements of `gate`, or for `n` where `PART` is set. `x` begins with their `n * per_gate`
+/// elements.
+#[inline(always)]
+unsafe fn gate_vector<S: Simd, const PART: bool>(
+    x: &mut [f32],
+    gate: *const f32,
+    activation: GateActivation,
+    per_gate: usize,
+    n: usize,
+) {
+    // SAFETY: the caller vouches for the instruction set and for the elements.
+    unsafe {
+        let gate = load::<S, PART>(gate, n);
+        let factors = match activation {
+            GateActivation::Sigmoid => sigmoid::<S>(gate),
+            GateActivation::Softplus => softplus::<S>(gate),
+        };
+        if per_gate == 1 {
+            let x = x.as_mut_ptr();
+            store::<S, PART>(x, S::f_mul(load::<S, PART>(x, n), factors), n);
+        } else {
+            let mut lanes = [0.0; LANES];
+            S::f_store(lanes.as_mut_ptr(), factors);
+            for (factor, run) in lanes[..n].iter().zip(x.chunks_exact_mut(per_gate)) {
+                for x in run {
+                    *x *= factor;
+                }
             }
         }
     }
@@ -136,6 +169,7 @@ impl Kernel for Activate<'_> {
                 Activation::ClampedSwiglu { limit } => {
                     elementwise::<S, ClampedSwiglu>(gate, up, ClampedSwiglu { limit });
                 }
+                Activation::ClampedSilu { limit } => elementwise::<S, ClampedSilu>(gate, up, ClampedSilu { limit }),
                 Activation::SparseGelu { n_std } => {
                     let cutoff = cutoff(gate, n_std);
                     elementwise::<S, Gelu>(gate, up, Gelu { cutoff });
@@ -276,6 +310,29 @@ impl Elementwise for ClampedSwiglu {
             let a = S::f_mul(g, sigmoid::<S>(S::f_mul(g, S::f_splat(1.702))));
             let up = match up {
                 Some(up) => Some(S::f_add(one, S::f_max(S::f_min(up, limit), S::f_splat(-self.limit)))),
+                None => None,
+            };
+            times::<S>(a, up)
+        }
+    }
+}
+
+/// `min(g sigmoid(g), limit) * up`, with `up` between `-limit` and `limit`.
+#[derive(Clone, Copy)]
+struct ClampedSilu {
+    limit: f32,
+}
+
+impl Elementwise for ClampedSilu {
+    #[inline(always)]
+    #[expect(clippy::manual_map, reason = "a closure that is not inlined runs without the instruction set")]
+    unsafe fn of<S: Simd>(self, g: S::F, up: Option<S::F>) -> S::F {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let limit = S::f_splat(self.limit);
+            let a = S::f_min(S::f_mul(g, sigmoid::<S>(g)), limit);
+            let up = match up {
+                Some(up) => Some(S::f_max(S::f_min(up, limit), S::f_splat(-self.limit))),
                 None => None,
             };
             times::<S>(a, up)

@@ -5,12 +5,13 @@
 //! [`SPLIT`], every split is a task, and the partial results are merged (`attend`). Latent attention uses `attend`, too.
 
 use metal_attention_model::{
-    AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, alibi_slopes,
+    AttentionGate, AttentionSpec, AttentionWeights, BatchToken, GateActivation, KvSource, Mask, NormOver, NormWeights,
+    Positions, alibi_slopes,
 };
 
 use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, normalize_row, resize};
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
-use crate::kernels::elementwise::{GateBySigmoid, RmsNorm, rope_apply};
+use crate::kernels::elementwise::{Gate, RmsNorm, rope_apply};
 use crate::kernels::matmul::{MIN_WORK, MatmulOp, matmul};
 use crate::kv_cache::{CacheElement, SharedKvCache, StoreKeyValue, padded};
 use crate::layers::PreparedLinear;
@@ -60,8 +61,8 @@ impl<'a> AttentionParams<'a> {
 
 impl MicroBatchRun<'_> {
     /// Computes Q, K and V of all tokens from `normed`: projections with biases, norms, RoPE, and the scale of the scores,
-    /// which Q is multiplied by. Q stays in `q`, its gates in `q_and_gate`; K and V are stored in `cache` where the layer
-    /// owns it. A layer that shares another layer's cache computes Q only.
+    /// which Q is multiplied by. Q stays in `q`, its gates in `q_and_gate` or `attention_gate`; K and V are stored in `cache`
+    /// where the layer owns it. A layer that shares another layer's cache computes Q and gates only.
     pub(crate) fn project_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,
@@ -72,16 +73,18 @@ impl MicroBatchRun<'_> {
         let (a, n_tokens) = (&w.spec, tokens.len());
         let (dim, n_q) = (a.head_dim, a.n_head * a.head_dim);
         let n_kv = if a.owns_cache() { a.n_head_kv * dim } else { 0 };
-        let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref()].into_iter().flatten().collect();
+        let gate_in_q = a.gate == Some(AttentionGate::InQueries);
+        let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref(), w.gate.as_ref()].into_iter().flatten().collect();
         self.observe(&linears, ProductInput::Normed);
         let s = &mut *self.scratch;
         resize(&mut s.q, n_tokens * n_q);
-        resize(&mut s.q_and_gate, if a.output_gate { n_tokens * 2 * n_q } else { 0 });
+        resize(&mut s.q_and_gate, if gate_in_q { n_tokens * 2 * n_q } else { 0 });
+        resize(&mut s.attention_gate, n_tokens * a.gate_rows().unwrap_or(0));
         resize(&mut s.k, n_tokens * n_kv);
         resize(&mut s.v, n_tokens * n_kv);
-        let y = if a.output_gate { &mut s.q_and_gate } else { &mut s.q };
+        let y = if gate_in_q { &mut s.q_and_gate } else { &mut s.q };
         let mut products = vec![MatmulOp { matrix: &w.q.weight, rows: 0..n_tokens, y, accumulate: false }];
-        for (linear, y) in [(&w.k, &mut s.k), (&w.v, &mut s.v)] {
+        for (linear, y) in [(&w.k, &mut s.k), (&w.v, &mut s.v), (&w.gate, &mut s.attention_gate)] {
             if let Some(linear) = linear {
                 products.push(MatmulOp { matrix: &linear.weight, rows: 0..n_tokens, y, accumulate: false });
             }
@@ -102,7 +105,7 @@ impl MicroBatchRun<'_> {
         self.pool.for_each_if(n_tokens * (n_q + 2 * n_kv) >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
             let (q, k, v) = unsafe { (q.slice(t * n_q, n_q), k.slice(t * n_kv, n_kv), v.slice(t * n_kv, n_kv)) };
-            if a.output_gate {
+            if gate_in_q {
                 // SAFETY: each token owns its row.
                 let both = unsafe { q_and_gate.slice(t * 2 * n_q, 2 * n_q) };
                 add_bias(both, &w.q);
@@ -291,21 +294,27 @@ impl MicroBatchRun<'_> {
 }
 
 impl MicroBatchRun<'_> {
-    /// Multiplies each head's result in `mixer_out` by the sigmoid of its gate; nothing where the layer has no output gates.
+    /// Multiplies attention's result in `mixer_out` by the activation of its gates; nothing where the layer has none.
     pub(crate) fn gate_heads(&mut self, a: &AttentionSpec) {
-        if !a.output_gate {
-            return;
-        }
+        let Some(gate) = a.gate else { return };
         let (isa, dim, s) = (self.isa, a.head_dim, &mut *self.scratch);
-        let (len, gates) = (a.n_head * dim, &s.q_and_gate);
+        let len = a.n_head * dim;
         let (worth, n_tokens) = (s.mixer_out.len() >= MIN_PARALLEL_ELEMENTS, s.mixer_out.len() / len);
+        let (both, gates, n_gate) = (&s.q_and_gate, &s.attention_gate, a.gate_rows().unwrap_or(0));
         let att = SharedMut::new(&mut s.mixer_out);
         self.pool.for_each_if(worth, n_tokens, &|t| {
             // SAFETY: each token owns its row.
             let row = unsafe { att.slice(t * len, len) };
-            let gates = &gates[t * 2 * len..][..2 * len];
-            for (x, both) in row.chunks_exact_mut(dim).zip(gates.chunks_exact(2 * dim)) {
-                isa.run(GateBySigmoid { x, gate: &both[dim..] });
+            match gate {
+                AttentionGate::InQueries => {
+                    let both = &both[t * 2 * len..][..2 * len];
+                    for (x, both) in row.chunks_exact_mut(dim).zip(both.chunks_exact(2 * dim)) {
+                        isa.run(Gate { x, gate: &both[dim..], activation: GateActivation::Sigmoid });
+                    }
+                }
+                AttentionGate::Tensor { width: _, activation } => {
+                    isa.run(Gate { x: row, gate: &gates[t * n_gate..][..n_gate], activation });
+                }
             }
         });
         self.record_time("attention_gate");

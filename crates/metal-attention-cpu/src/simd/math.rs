@@ -36,3 +36,20 @@ pub(crate) unsafe fn sigmoid<S: Simd>(x: S::F) -> S::F {
         S::f_div(one, S::f_add(one, exp::<S>(S::f_sub(S::f_splat(0.0), x))))
     }
 }
+
+/// `ln(1 + e^x)` with a small relative error, also where the result is close to 0: `max(x, 0) + ln(1 + y)` with `y = e^-|x|`,
+/// and `ln(1 + y) = 2 artanh(s)` with `s = y / (2 + y)`, at most 1/3, as a power series.
+#[inline(always)]
+pub(crate) unsafe fn softplus<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let y = exp::<S>(S::f_sub(S::f_splat(0.0), S::f_abs(x)));
+        let s = S::f_div(y, S::f_add(y, S::f_splat(2.0)));
+        let squared = S::f_mul(s, s);
+        let mut p = S::f_splat(2.0 / 15.0);
+        for c in [2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0, 2.0] {
+            p = S::f_fma(p, squared, S::f_splat(c));
+        }
+        S::f_fma(p, s, S::f_max(x, S::f_splat(0.0)))
+    }
+}

@@ -20,7 +20,7 @@ mod tests;
 
 pub(crate) use codebook::{CodebookTable, SIGN_BITS, Signs, UpperBit, code_offset};
 pub use isa::Isa;
-pub(crate) use math::{exp, sigmoid};
+pub(crate) use math::{exp, sigmoid, softplus};
 
 /// Lanes of every vector, on every instruction set.
 pub(crate) const LANES: usize = 16;

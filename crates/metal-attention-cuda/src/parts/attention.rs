@@ -8,7 +8,7 @@
 
 use bytemuck::Zeroable;
 use metal_attention_model::{
-    AttentionSpec, AttentionWeights, CacheType, KvSource, Mask, NormKind, NormOver, NormWeights, Positions, QkNorm,
+    AttentionGate, AttentionSpec, AttentionWeights, CacheType, KvSource, Mask, NormKind, NormOver, NormWeights, Positions, QkNorm,
     Rope, RopeLayout, alibi_slopes,
 };
 
@@ -29,6 +29,9 @@ use crate::weights::{CudaLinear, CudaVector, Loader, norm_kind, ptr_or_null};
 const MAX_PAGED_HEAD_DIM: usize = 256;
 /// Most elements of a head for the general attention kernel.
 const MAX_HEAD_DIM: usize = 512;
+
+/// The name of [`AttentionGate::Tensor`] in errors.
+const OWN_GATE: &str = "a gate of attention's result with a tensor of its own";
 
 /// The weights and constants of a layer's attention. Its input product has rows of queries (each with its gate, if there are
 /// gates), keys and values, one after the other.
@@ -114,7 +117,7 @@ impl CudaAttention {
                     n_head_kv: of.n_head_kv as u32,
                     head_dim: of.head_dim as u32,
                     stride: qkv.iter().map(|matrix| matrix.n_rows).sum::<usize>() as u32,
-                    q_step: (of.head_dim * if of.output_gate { 2 } else { 1 }) as u32,
+                    q_step: of.query_rows() as u32,
                     k_at: k_at as u32,
                     v_at: v_at as u32,
                     owns_cache: u32::from(owns_cache),
@@ -144,7 +147,11 @@ impl CudaAttention {
             soft_cap: of.soft_cap.unwrap_or(0.0),
             sinks: loader.optional(w.sinks.as_deref())?,
             slopes,
-            has_gates: of.output_gate,
+            has_gates: match of.gate {
+                None => false,
+                Some(AttentionGate::InQueries) => true,
+                Some(AttentionGate::Tensor { width: _, activation: _ }) => return Err(unsupported(OWN_GATE)),
+            },
             _norms: norms,
         })
     }
@@ -180,13 +187,16 @@ pub(crate) fn supports(a: &AttentionSpec) -> Result<(), &'static str> {
     if a.head_dim > MAX_HEAD_DIM {
         return Err("heads of that many elements");
     }
+    match a.gate {
+        None | Some(AttentionGate::InQueries) => {}
+        Some(AttentionGate::Tensor { width: _, activation: _ }) => return Err(OWN_GATE),
+    }
     head_codes(a).map(|_| ())
 }
 
 /// Widens the buffers of intermediate results.
 pub(super) fn widen_for_attention(widths: &mut Widths, a: &AttentionSpec) {
-    let n_query = a.n_head * if a.output_gate { 2 } else { 1 };
-    widen(&mut widths.qkv, (n_query + 2 * a.n_head_kv) * a.head_dim);
+    widen(&mut widths.qkv, a.n_head * a.query_rows() + 2 * a.n_head_kv * a.head_dim);
     widen(&mut widths.attention, a.n_head * a.head_dim);
     widen(&mut widths.n_head, a.n_head);
     widen(&mut widths.partial, a.head_dim + 2);
@@ -210,7 +220,7 @@ fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (QkvKernels, Attenti
         temperature,
         qkv_bias: _,
         fused_qkv: _,
-        output_gate,
+        gate,
     } = a;
     let paged = head_dim % 8 == 0
         && *head_dim <= MAX_PAGED_HEAD_DIM
@@ -225,9 +235,11 @@ fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (QkvKernels, Attenti
     let plain = norms && value_norm.is_none() && clamp_qkv.is_none() && temperature.is_none();
     let is_fused = paged && plain && *kv == KvSource::Own;
     (
-        match (is_fused, output_gate) {
-            (true, false) => QkvKernels::Fused,
-            (true, true) => QkvKernels::FusedInDecode,
+        match (is_fused, gate) {
+            (true, None) => QkvKernels::Fused,
+            (true, Some(AttentionGate::InQueries | AttentionGate::Tensor { width: _, activation: _ })) => {
+                QkvKernels::FusedInDecode
+            }
             (false, _) => QkvKernels::Separate,
         },
         if paged { AttentionKernels::Paged } else { AttentionKernels::General },

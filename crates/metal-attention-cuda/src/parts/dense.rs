@@ -57,7 +57,7 @@ pub(super) fn widen_for_dense(widths: &mut Widths, spec: &Dense) {
     widen(&mut widths.gate_up, 2 * spec.n_ff);
 }
 
-/// The activation's number in the kernels (`Activation` of `common.cuh`; the last one only in `activation.cu`), and its
+/// The activation's number in the kernels (`Activation` of `common.cuh`; `SPARSE_GELU` only in `activation.cu`), and its
 /// parameter.
 pub(super) fn activation_code(activation: Activation) -> (u32, f32) {
     match activation {
@@ -66,6 +66,7 @@ pub(super) fn activation_code(activation: Activation) -> (u32, f32) {
         Activation::ReluSquared => (2, 0.0),
         Activation::ClampedSwiglu { limit } => (3, limit),
         Activation::SparseGelu { n_std } => (4, n_std),
+        Activation::ClampedSilu { limit } => (5, limit),
     }
 }
 
@@ -73,14 +74,20 @@ pub(super) fn activation_code(activation: Activation) -> (u32, f32) {
 pub(super) fn epilogue_applies(activation: Activation) -> bool {
     match activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
-        Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
+        Activation::ClampedSwiglu { limit: _ }
+        | Activation::ClampedSilu { limit: _ }
+        | Activation::SparseGelu { n_std: _ } => false,
     }
 }
 
 /// Whether each element of the activation depends on one of the gate alone, and not on the whole row.
 pub(crate) fn is_elementwise(activation: Activation) -> bool {
     match activation {
-        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => true,
+        Activation::Silu
+        | Activation::Gelu
+        | Activation::ReluSquared
+        | Activation::ClampedSwiglu { limit: _ }
+        | Activation::ClampedSilu { limit: _ } => true,
         Activation::SparseGelu { n_std: _ } => false,
     }
 }

@@ -1,6 +1,6 @@
 //! A Llama-like decoder: the starting point of most families' files, and functions that change its parts.
 
-use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNorm};
+use crate::attention::{AttentionGate, AttentionSpec, KvSource, Mask, NormOver, Positions, QkNorm};
 use crate::feed_forward::{Activation, Dense, Experts, Router, RouterGroups, RouterScore, SharedExpert};
 use crate::metadata_reader::MetadataReader;
 use crate::parts::{FeedForward, LayerSpec, Mixer, Residual};
@@ -60,7 +60,7 @@ pub(super) fn attention(
         temperature: None,
         qkv_bias: false,
         fused_qkv: false,
-        output_gate: false,
+        gate: None,
     }))
 }
 
@@ -168,6 +168,11 @@ impl ModelSpec {
         }
     }
 
+    /// The RoPE of the layers that `windowed` marks and that have one.
+    pub(super) fn window_rope_mut(&mut self, windowed: &[bool]) -> impl Iterator<Item = &mut crate::Rope> {
+        self.attention_mut().filter(|(i, _)| windowed[*i]).filter_map(|(_, a)| a.rope_mut())
+    }
+
     /// Sets how positions enter the attention of every layer.
     pub(super) fn set_positions(&mut self, positions: Positions) {
         self.attention_mut().for_each(|(_, a)| a.positions = positions);
@@ -181,6 +186,11 @@ impl ModelSpec {
     /// Adds an RMSNorm of each head of queries and keys before the rotation (Qwen 3).
     pub(super) fn norm_heads(&mut self, eps: f32) {
         self.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
+    }
+
+    /// Sets the gate of every layer's attention.
+    pub(super) fn set_gate(&mut self, gate: AttentionGate) {
+        self.attention_mut().for_each(|(_, a)| a.gate = Some(gate));
     }
 
     /// Gives each layer an additional embedding of the token.

@@ -3,6 +3,7 @@
 //!
 //! In these files `k` is the metadata and `m` the spec under construction.
 
+mod afmoe;
 mod bailing;
 mod bert;
 mod cohere;
@@ -20,6 +21,7 @@ mod granite;
 mod grok;
 mod hunyuan;
 mod kimi_linear;
+mod laguna;
 mod lfm;
 mod llama;
 mod mamba;
@@ -28,6 +30,7 @@ mod minimax;
 mod missing;
 mod mistral;
 mod modern_bert;
+mod muse_glimmer;
 mod nemotron_h;
 mod olmo;
 mod openelm;
@@ -36,7 +39,9 @@ mod plamo;
 mod qwen;
 mod qwen_hybrid;
 mod rwkv;
+mod spark;
 mod stablelm;
+mod step35;
 
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};
@@ -47,6 +52,7 @@ type FamilyReader = fn(&MetadataReader<'_>) -> Result<ModelSpec, ModelError>;
 /// Every architecture by its name in `general.architecture`, with its function.
 #[rustfmt::skip]
 const ARCHITECTURES: &[(&str, FamilyReader)] = &[
+    ("afmoe",          afmoe::afmoe),
     ("arcee",          llama::arcee),
     ("arwkv7",         rwkv::arwkv7),
     ("baichuan",       llama::baichuan),
@@ -97,6 +103,7 @@ const ARCHITECTURES: &[(&str, FamilyReader)] = &[
     ("jina-bert-v2",   bert::jina_v2),
     ("jina-bert-v3",   bert::jina_v3),
     ("kimi-linear",    kimi_linear::kimi_linear),
+    ("laguna",         laguna::laguna),
     ("lfm2",           lfm::lfm2),
     ("lfm2moe",        lfm::lfm2moe),
     ("llama",          llama::neighbours),
@@ -113,6 +120,7 @@ const ARCHITECTURES: &[(&str, FamilyReader)] = &[
     ("mistral4",       deepseek::deepseek2),
     ("modern-bert",    modern_bert::modern_bert),
     ("mpt",            gpt::mpt),
+    ("muse-glimmer",   muse_glimmer::muse_glimmer),
     ("nemotron",       gpt::nemotron),
     ("nemotron_h",     nemotron_h::nemotron_h),
     ("nemotron_h_moe", nemotron_h::nemotron_h),
@@ -149,9 +157,11 @@ const ARCHITECTURES: &[(&str, FamilyReader)] = &[
     ("rwkv7",          rwkv::rwkv7),
     ("seed_oss",       llama::seed_oss),
     ("smollm3",        llama::smollm3),
+    ("spark2_5",       spark::spark2_5),
     ("stablelm",       stablelm::stablelm),
     ("starcoder",      gpt::gpt2),
     ("starcoder2",     gpt::starcoder2),
+    ("step35",         step35::step35),
     ("xverse",         llama::xverse),
 ];
 

@@ -2,6 +2,7 @@
 //! rotated heads in the others.
 
 use super::decoder::{ExpertDefaults, around, attention, experts, shared_expert};
+use crate::attention::AttentionGate;
 use crate::feed_forward::RouterScore;
 use crate::metadata_reader::MetadataReader;
 use crate::parts::Mixer;
@@ -48,7 +49,7 @@ fn hybrid(k: &MetadataReader<'_>, sharing: KeySharing, gates: DeltaGates) -> Res
     m.interleave_rope_sections();
     let scale = k.opt_positive_f32("attention.scale")?;
     for (_, a) in m.attention_mut() {
-        a.output_gate = true;
+        a.gate = Some(AttentionGate::InQueries);
         a.scale = scale.unwrap_or(a.scale);
     }
     for layer in &mut m.layers {

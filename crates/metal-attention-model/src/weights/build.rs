@@ -68,7 +68,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
     for layer in &spec.layers {
         let Some(rope) = layer.mixer.rope() else { continue };
         for &tensor in rope.factors.tensors() {
-            if let Some(divisors) = b.source.divisors(tensor, rope.n_rot / 2)? {
+            if let Some(divisors) = b.source.divisors(tensor, rope.n_factors())? {
                 rope_factors.insert(tensor, divisors);
             }
         }
@@ -207,8 +207,7 @@ impl<S: WeightSource> Prepare<'_, Specs> for Builder<'_, S> {
 
     fn attention(&mut self, a: &AttentionSpec) -> Result<AttentionWeights<S::Linear>, S::Error> {
         let n_embd = self.n_embd;
-        let n_gate = if a.output_gate { a.n_head * a.head_dim } else { 0 };
-        let (n_q, n_kv) = (a.n_head * a.head_dim + n_gate, a.n_head_kv * a.head_dim);
+        let (n_q, n_kv) = (a.n_head * a.query_rows(), a.n_head_kv * a.head_dim);
         let bias = if a.qkv_bias { Presence::Required } else { Presence::Optional };
         let (q, k, v) = match a.kv {
             KvSource::Own => {
@@ -222,13 +221,14 @@ impl<S: WeightSource> Prepare<'_, Specs> for Builder<'_, S> {
             }
             KvSource::Layer(_) => (self.linear("attn_q", [n_embd, n_q], bias)?, None, None),
         };
+        let gate = a.gate_rows().map(|n_gate| self.matrix("attn_gate", [n_embd, n_gate])).transpose()?;
         let q_norm = a.qk_norm.map(|norm| self.qk_norm("attn_q_norm", norm, a.n_head, a.head_dim)).transpose()?;
         let k_norm = a.qk_norm.filter(|_| k.is_some());
         let k_norm = k_norm.map(|norm| self.qk_norm("attn_k_norm", norm, a.n_head_kv, a.head_dim)).transpose()?;
         let sinks = if a.sinks { Presence::Required } else { Presence::None };
         let sinks = self.vector("attn_sinks.weight", a.n_head, sinks)?;
         let out = self.linear("attn_output", [a.n_head * a.head_dim, n_embd], Presence::Optional)?;
-        Ok(AttentionWeights { spec: a.clone(), q, k, v, out, q_norm, k_norm, sinks })
+        Ok(AttentionWeights { spec: a.clone(), q, k, v, gate, out, q_norm, k_norm, sinks })
     }
 
     fn latent_attention(&mut self, a: &LatentAttentionSpec) -> Result<LatentAttentionWeights<S::Linear>, S::Error> {

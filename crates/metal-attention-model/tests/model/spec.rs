@@ -95,7 +95,7 @@ fn the_models_of_the_repository_have_the_documented_specs() {
             temperature: None,
             qkv_bias: false,
             fused_qkv: false,
-            output_gate: false,
+            gate: None,
         }
     );
     assert_eq!(s.layers[0].feed_forward, silu(172));

@@ -46,9 +46,11 @@ pub fn activation(
     }
     let columns = match activation {
         Activation::SparseGelu { .. } => 1,
-        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { .. } => {
-            n.div_ceil(THREADS)
-        }
+        Activation::Silu
+        | Activation::Gelu
+        | Activation::ReluSquared
+        | Activation::ClampedSwiglu { .. }
+        | Activation::ClampedSilu { .. } => n.div_ceil(THREADS),
     };
     let grid = [GridExtent::Fixed(columns as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &key(activation, n, gating), &buffers, grid)
@@ -60,6 +62,7 @@ fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PipelineKey {
         Activation::Gelu => ("gelu", 0.0),
         Activation::ReluSquared => ("relu_squared", 0.0),
         Activation::ClampedSwiglu { limit } => ("clamped_swiglu", limit),
+        Activation::ClampedSilu { limit } => ("clamped_silu", limit),
         Activation::SparseGelu { n_std } => ("sparse_gelu", n_std),
     };
     let (gating, up_stride, up_at) = match gating {
@@ -102,6 +105,10 @@ pub fn activation_twin(activation: Activation, gate: &[f32], up: Option<&[f32]>)
             Activation::ClampedSwiglu { limit } => {
                 let limit = f64::from(limit);
                 (g.min(limit) * sigmoid(1.702 * g.min(limit)), up.map(|up| 1.0 + up.clamp(-limit, limit)))
+            }
+            Activation::ClampedSilu { limit } => {
+                let limit = f64::from(limit);
+                ((g * sigmoid(g)).min(limit), up.map(|up| up.clamp(-limit, limit)))
             }
             Activation::SparseGelu { n_std } => (gelu((g - mean - f64::from(n_std) * deviation).max(0.0)), up),
         };

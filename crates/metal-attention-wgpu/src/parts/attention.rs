@@ -11,7 +11,7 @@
 //! layer whose values are its keys.
 
 use metal_attention_model::{
-    AttentionSpec, AttentionWeights, KvSource, Linear, Mask, NormKind, NormOver, NormWeights, Positions, QkNorm,
+    AttentionGate, AttentionSpec, AttentionWeights, KvSource, Linear, Mask, NormKind, NormOver, NormWeights, Positions, QkNorm,
     RopeLayout, alibi_slopes,
 };
 use wgpu::Buffer;
@@ -69,7 +69,10 @@ pub(super) fn supports(spec: &AttentionSpec) -> Result<(), &'static str> {
         })
         | None => {}
     }
-    if spec.output_gate && fast_attention(spec, LayerPages::UNKNOWN).is_none() {
+    if matches!(spec.gate, Some(AttentionGate::Tensor { width: _, activation: _ })) {
+        return Err("a gate of attention's result with a tensor of its own");
+    }
+    if spec.gate == Some(AttentionGate::InQueries) && fast_attention(spec, LayerPages::UNKNOWN).is_none() {
         return Err("gates of what attention of that kind gives");
     }
     Ok(())
@@ -103,9 +106,9 @@ impl AttentionKernels {
             temperature,
             qkv_bias: _,
             fused_qkv: _,
-            output_gate,
+            gate,
         } = *a;
-        assert!(!output_gate, "gates of such attention are refused before its kernels are chosen");
+        assert!(gate.is_none(), "gates of such attention are refused before its kernels are chosen");
         let (rope, slopes) = match positions {
             Positions::None => (None, false),
             Positions::Rope(rope) => (Some((rope.n_rot, rope.layout)), false),
@@ -214,8 +217,13 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         temperature,
         qkv_bias: _,
         fused_qkv: _,
-        output_gate,
+        gate,
     } = *a;
+    let gated = match gate {
+        None => false,
+        Some(AttentionGate::InQueries) => true,
+        Some(AttentionGate::Tensor { width: _, activation: _ }) => return None,
+    };
     let window = match mask {
         Mask::Causal => None,
         Mask::Window(window) => Some(window),
@@ -251,7 +259,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         n_rot,
         rope_layout,
         qk_norm_eps,
-        gated: output_gate,
+        gated,
         cache,
         n_trailing: 0,
     })
@@ -278,7 +286,7 @@ impl WgpuAttention {
         let of_head = |h: usize| [&w.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
         let sinks_and_slopes: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
         let has_some = w.sinks.is_some() || slopes.is_some();
-        let of_queries = if spec.output_gate { gates_and_queries(spec, &w.q) } else { vec![w.q.clone()] };
+        let of_queries = if spec.gate == Some(AttentionGate::InQueries) { gates_and_queries(spec, &w.q) } else { vec![w.q.clone()] };
         let qkv: Vec<_> = of_queries.iter().chain(&w.k).chain(&w.v).chain(parallel).collect();
         Ok(Self {
             kernels: AttentionKernels::new(w, pages).with_trailing(parallel.map_or(0, |linear| linear.weight.n_rows())),

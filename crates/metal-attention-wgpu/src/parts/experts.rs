@@ -53,7 +53,11 @@ pub(super) fn supports(spec: &Experts) -> Result<(), &'static str> {
     }
     let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weights_inputs: _ } = router;
     match expert.activation {
-        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {}
+        Activation::Silu
+        | Activation::Gelu
+        | Activation::ReluSquared
+        | Activation::ClampedSwiglu { limit: _ }
+        | Activation::ClampedSilu { limit: _ } => {}
         Activation::SparseGelu { n_std: _ } => return Err("experts with a sparse GELU"),
     }
     match shared {

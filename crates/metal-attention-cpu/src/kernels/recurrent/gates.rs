@@ -2,7 +2,7 @@
 
 use super::vectors::sum_of_products;
 use crate::kernels::vectors::{load, store};
-use crate::simd::{Kernel, LANES, Simd, exp};
+use crate::simd::{Kernel, LANES, Simd, exp, softplus};
 
 /// The kernel `x[i] = softplus(x[i] + bias[i])` of one row, with `softplus(x) = ln(1 + e^x)`.
 pub(crate) struct Softplus<'a> {
@@ -67,23 +67,6 @@ unsafe fn decays<S: Simd, const PART: bool>(x: *mut f32, bias: *const f32, a: f3
     unsafe {
         let sum = S::f_add(load::<S, PART>(x, n), load::<S, PART>(bias, n));
         store::<S, PART>(x, exp::<S>(S::f_mul(S::f_splat(a), softplus::<S>(sum))), n);
-    }
-}
-
-/// `ln(1 + e^x)` with a small relative error, also where the result is close to 0: `max(x, 0) + ln(1 + y)` with `y = e^-|x|`,
-/// and `ln(1 + y) = 2 artanh(s)` with `s = y / (2 + y)`, at most 1/3, as a power series.
-#[inline(always)]
-unsafe fn softplus<S: Simd>(x: S::F) -> S::F {
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe {
-        let y = exp::<S>(S::f_sub(S::f_splat(0.0), S::f_abs(x)));
-        let s = S::f_div(y, S::f_add(y, S::f_splat(2.0)));
-        let squared = S::f_mul(s, s);
-        let mut p = S::f_splat(2.0 / 15.0);
-        for c in [2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0, 2.0] {
-            p = S::f_fma(p, squared, S::f_splat(c));
-        }
-        S::f_fma(p, s, S::f_max(x, S::f_splat(0.0)))
     }
 }
 

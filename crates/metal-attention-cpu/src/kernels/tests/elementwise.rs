@@ -1,8 +1,8 @@
 //! Tests of norms, activations and RoPE.
 
-use metal_attention_model::{Activation, RopeLayout};
+use metal_attention_model::{Activation, GateActivation, RopeLayout};
 
-use crate::kernels::elementwise::{Activate, GateBySigmoid, LayerNorm, RmsNorm, rope_apply};
+use crate::kernels::elementwise::{Activate, Gate, LayerNorm, RmsNorm, rope_apply};
 use crate::simd::Isa;
 use crate::test_support::TestRandom;
 
@@ -79,6 +79,7 @@ fn activation(activation: Activation, row: &[f32], i: usize) -> f64 {
             let x = x.min(f64::from(limit));
             x / (1.0 + (-1.702 * x).exp())
         }
+        Activation::ClampedSilu { limit } => (x / (1.0 + (-x).exp())).min(f64::from(limit)),
         Activation::SparseGelu { n_std } => {
             let n = row.len() as f64;
             let mean = row.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
@@ -96,6 +97,7 @@ fn activations_with_and_without_a_gate() {
         Activation::Gelu,
         Activation::ReluSquared,
         Activation::ClampedSwiglu { limit: 7.0 },
+        Activation::ClampedSilu { limit: 5.0 },
         Activation::SparseGelu { n_std: 1.644_853_6 },
     ];
     for isa in Isa::available() {
@@ -111,6 +113,7 @@ fn activations_with_and_without_a_gate() {
                             (Activation::ClampedSwiglu { limit }, Some(up)) => {
                                 1.0 + f64::from(up[i].clamp(-limit, limit))
                             }
+                            (Activation::ClampedSilu { limit }, Some(up)) => f64::from(up[i].clamp(-limit, limit)),
                             (_, Some(up)) => f64::from(up[i]),
                         };
                         let want = activation(kind, &before, i) * times;
@@ -159,16 +162,30 @@ fn rope_rotates_each_pair_by_its_angle() {
 }
 
 #[test]
-fn gates_by_sigmoid() {
+fn gates_of_elements_and_of_heads() {
     let mut random = TestRandom(9);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| LENGTHS.map(|n| (isa, n))) {
-        let (x, gate) = (random.floats(n, 3.0), random.floats(n, 20.0));
-        let mut found = x.clone();
-        isa.run(GateBySigmoid { x: &mut found, gate: &gate });
-        for i in 0..n {
-            let want = f64::from(x[i]) / (1.0 + (-f64::from(gate[i])).exp());
-            let error = (f64::from(found[i]) - want).abs();
-            assert!(error <= 1e-6 * want.abs(), "{isa:?} {n} [{i}]: {} {want}", found[i]);
+        for (activation, per_gate) in [GateActivation::Sigmoid, GateActivation::Softplus]
+            .into_iter()
+            .flat_map(|a| [1, 2, 7, 16, 80].map(|n| (a, n)))
+        {
+            let (x, gate) = (random.floats(n * per_gate, 3.0), random.floats(n, 20.0));
+            let mut found = x.clone();
+            isa.run(Gate { x: &mut found, gate: &gate, activation });
+            for i in 0..n * per_gate {
+                let g = f64::from(gate[i / per_gate]);
+                let factor = match activation {
+                    GateActivation::Sigmoid => 1.0 / (1.0 + (-g).exp()),
+                    GateActivation::Softplus => g.exp().ln_1p(),
+                };
+                let want = f64::from(x[i]) * factor;
+                let error = (f64::from(found[i]) - want).abs();
+                assert!(
+                    error <= 1e-6 * want.abs(),
+                    "{isa:?} {activation:?} {n} x {per_gate} [{i}]: {} {want}",
+                    found[i]
+                );
+            }
         }
     }
 }

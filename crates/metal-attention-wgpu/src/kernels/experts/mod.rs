@@ -92,7 +92,11 @@ impl ExpertsShape {
             return mismatch("the rows of a part are no neighbours".to_owned());
         }
         match self.activation {
-            Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { .. } => Ok(()),
+            Activation::Silu
+            | Activation::Gelu
+            | Activation::ReluSquared
+            | Activation::ClampedSwiglu { .. }
+            | Activation::ClampedSilu { .. } => Ok(()),
             Activation::SparseGelu { .. } => Err(WgpuError::UnsupportedPart { part: "experts with a sparse GELU" }),
         }
     }
@@ -109,6 +113,7 @@ impl ExpertsShape {
             Activation::Gelu => ("gelu", 0.0),
             Activation::ReluSquared => ("relu_squared", 0.0),
             Activation::ClampedSwiglu { limit } => ("clamped_swiglu", limit),
+            Activation::ClampedSilu { limit } => ("clamped_silu", limit),
             // `check` refuses it.
             Activation::SparseGelu { .. } => ("sparse_gelu", 0.0),
         };
@@ -297,6 +302,11 @@ fn activated(activation: Activation, gate: f64, up: Option<f64>) -> f64 {
             let gate = gate.min(limit);
             let gate = gate * sigmoid(1.702 * gate);
             up.map_or(gate, |up| gate * (1.0 + up.clamp(-limit, limit)))
+        }
+        Activation::ClampedSilu { limit } => {
+            let limit = f64::from(limit);
+            let gate = (gate * sigmoid(gate)).min(limit);
+            up.map_or(gate, |up| gate * up.clamp(-limit, limit))
         }
         Activation::SparseGelu { .. } => unreachable!("it takes a whole row, and experts have none"),
     }
