@@ -35,6 +35,8 @@
 
 use metal_attention_gguf::{Metadata, TensorDecl, TensorType, Value};
 
+use crate::architectures::{QuantizationTraits, quantization_traits};
+
 use MatrixRole::{Down, Gate, Key, Output, Query, Up, Value as Values};
 use TensorType::{
     BF16, F16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2_0,
@@ -113,7 +115,7 @@ struct MatrixPosition {
     n_expert: usize,
     /// Whether the importance of columns is known.
     importance: bool,
-    /// Whether the architecture is Falcon.
+    /// Whether the architecture has Falcon's exceptions.
     falcon: bool,
 }
 
@@ -336,7 +338,8 @@ impl Recipe {
         let mut seen = RoleCounts::default();
         let mut types: Vec<_> = tensors.iter().map(|tensor| tensor.ty).collect();
         // By layer, then by name: rules count the matrices of a role in this order.
-        let mut order: Vec<usize> = (0..tensors.len()).filter(|&i| is_quantized(&tensors[i], model.arch)).collect();
+        let mut order: Vec<usize> =
+            (0..tensors.len()).filter(|&i| is_quantized(&tensors[i], model.traits.not_quantized)).collect();
         order.sort_by_key(|&i| (layer(&tensors[i].name), &tensors[i].name));
         for i in order {
             let wanted = self.tensor(&tensors[i], &model, &mut seen, choices);
@@ -364,16 +367,16 @@ impl Recipe {
         if choices.pure || self.base.block_len() == 1 {
             return self.base;
         }
-        if model.arch == "glm5-next" && AT_LEAST_8_BITS.iter().any(|part| tensor.name.contains(part)) {
+        if model.traits.at_least_8_bits.iter().any(|part| tensor.name.contains(part)) {
             return Q8_0;
         }
         if is_head {
-            let other = model.arch == "falcon" || !tensor.shape[0].is_multiple_of(self.base.block_len());
+            let other = model.traits.falcon_exceptions || !tensor.shape[0].is_multiple_of(self.base.block_len());
             return if other { Q8_0 } else { self.head };
         }
         if self.family == Family::Mxfp4Experts {
             let stacked = tensor.shape.get(2).is_some_and(|&n| n > 1);
-            let expert = model.arch != "bailingmoe3" || matches!(role, Gate | Up | Down);
+            let expert = model.traits.stacked_are_experts || matches!(role, Gate | Up | Down);
             return if stacked && expert { MXFP4 } else { Q8_0 };
         }
         if role == MatrixRole::Embedding {
@@ -387,7 +390,7 @@ impl Recipe {
             gqa_4: model.gqa >= 4,
             n_expert: model.n_expert,
             importance: choices.importance,
-            falcon: model.arch == "falcon",
+            falcon: model.traits.falcon_exceptions,
         };
         let rule = self.rules.iter().find(|(of, when, _)| *of == role && when(&place));
         let ty = rule.map_or(self.base, |&(_, _, ty)| ty);
@@ -416,9 +419,9 @@ pub struct TypeChoices {
 }
 
 /// The properties of a model that rules depend on.
-struct ModelFacts<'a> {
-    /// Value of `general.architecture`; empty if missing.
-    arch: &'a str,
+struct ModelFacts {
+    /// Those of the architecture.
+    traits: QuantizationTraits,
     /// Number of layers.
     n_layer: usize,
     /// Number of matrices with values.
@@ -433,9 +436,9 @@ struct ModelFacts<'a> {
     tied: bool,
 }
 
-impl<'a> ModelFacts<'a> {
+impl ModelFacts {
     /// Missing keys count as 0, since files that are not language models have matrices as well.
-    fn new(metadata: &'a Metadata, tensors: &[TensorDecl]) -> Self {
+    fn new(metadata: &Metadata, tensors: &[TensorDecl]) -> Self {
         let arch = metadata.str("general.architecture").ok().flatten().unwrap_or("");
         let first = |key: &str| {
             let key = format!("{arch}.{key}");
@@ -448,14 +451,12 @@ impl<'a> ModelFacts<'a> {
         let n_head_kv = first("attention.head_count_kv").unwrap_or(n_head);
         let n_layer = first("block_count").unwrap_or(0);
         let n_expert = first("expert_count").unwrap_or(0);
-        let is_70b = match arch {
-            "llama" => n_layer == 80 && n_head != n_head_kv && n_expert != 8,
-            "qwen2" | "deci" | "olmo" => n_layer == 80,
-            "jais2" => n_layer == 68,
-            _ => false,
-        };
+        let traits = quantization_traits(arch);
+        let grouped_and_dense = n_head != n_head_kv && n_expert != 8;
+        let is_70b =
+            traits.of_70b.is_some_and(|of| n_layer == of.n_layer && (grouped_and_dense || !of.grouped_and_dense));
         Self {
-            arch,
+            traits,
             n_layer,
             n_values: tensors.iter().filter(|t| role(&t.name) == Values).count(),
             gqa: n_head.checked_div(n_head_kv).unwrap_or(0),
@@ -556,34 +557,14 @@ const NOT_QUANTIZED: &[&str] = &[
     "mm.a.code_embd",
 ];
 
-/// Parts of the names of matrices with at least 8 bits in `glm5-next`.
-const AT_LEAST_8_BITS: [&str; 3] = ["attn_q_a", "attn_q_b", "nextn.eh_proj"];
-
-/// Further parts of names for `glm5-next`.
-const NOT_QUANTIZED_IN_GLM5_NEXT: &[&str] = &[
-    "hc_",
-    "indexer.attn_q_b",
-    "indexer.attn_k",
-    "indexer.proj",
-    "indexer_compressor_gate",
-    "indexer_compressor_ape",
-    "ssm_f_a.weight",
-    "ssm_f_b.weight",
-    "ssm_g_a.weight",
-    "ssm_g_b.weight",
-    "ssm_beta.weight",
-    "attn_kv_a_mqa.weight",
-    "attn_k_b.weight",
-    "attn_v_b.weight",
-];
-
-/// Whether a tensor is quantised: weights with rows, except norms and those of [`NOT_QUANTIZED`].
-fn is_quantized(tensor: &TensorDecl, arch: &str) -> bool {
+/// Whether a tensor is quantised: weights with rows, except norms, those of [`NOT_QUANTIZED`] and those of
+/// `not_quantized`, both parts of names.
+fn is_quantized(tensor: &TensorDecl, not_quantized: &[&str]) -> bool {
     let name = tensor.name.as_str();
     let has_rows = tensor.shape.iter().skip(1).any(|&n| n > 1);
     let kept = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     let other = !matches!(name, "position_embd.weight" | "token_types.weight") && !name.contains("_norm.weight");
-    let kept = kept(NOT_QUANTIZED) || (arch == "glm5-next" && kept(NOT_QUANTIZED_IN_GLM5_NEXT));
+    let kept = kept(NOT_QUANTIZED) || kept(not_quantized);
     has_rows && name.ends_with("weight") && other && !kept
 }
 

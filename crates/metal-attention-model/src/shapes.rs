@@ -390,6 +390,8 @@ const NO_ATTENTION: [(&str, MetadataValue); 3] =
 const SECOND_ATTENDS: (&str, MetadataValue) = ("attention.head_count_kv", L(&[0, 2, 0, 0]));
 const SECOND_FEEDS_FORWARD: (&str, MetadataValue) = ("feed_forward_length", L(&[0, 384, 0, 0]));
 const THIRD_ATTENDS: (&str, MetadataValue) = ("attention.head_count_kv", L(&[0, 0, 2, 0]));
+/// Whether each layer has a sliding window.
+const FOURTH_IS_FULL: (&str, MetadataValue) = ("attention.sliding_window_pattern", L(&[1, 1, 1, 0]));
 const SHARED_WIDTH: (&str, MetadataValue) = ("expert_shared_feed_forward_length", U(192));
 
 const LFM_2_CUSTOM: &[(&str, MetadataValue)] =
@@ -423,6 +425,7 @@ type ExtraKeys = &'static [(&'static str, MetadataValue)];
 /// Additional keys and biases of the small shape `custom`, for architectures that need them.
 #[rustfmt::skip]
 static CUSTOM: &[(&str, ExtraKeys, &[&str])] = &[
+    ("afmoe", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_norm", B(true)), ("expert_weights_scale", F(2.5))], EXPERT_CHOICE),
     ("arwkv7", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, ONE_SHIFT, RWKV_7_RANKS[0], RWKV_7_RANKS[1], RWKV_7_RANKS[2], RWKV_7_RANKS[3]], NO_BIASES),
     ("bailingmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("expert_weights_norm", B(true))], NO_BIASES),
     ("bailingmoe2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_norm", B(true)), ("expert_group_count", U(4)), ("expert_group_used_count", U(2)), ("expert_weights_scale", F(2.5)), ("rope.dimension_count", U(32))], &["exp_probs_b"]),
@@ -463,6 +466,7 @@ static CUSTOM: &[(&str, ExtraKeys, &[&str])] = &[
     ("jina-bert-v2", ENCODER, ALL_BIASES),
     ("jina-bert-v3", ENCODER, ALL_BIASES),
     ("kimi-linear", KIMI_LINEAR, EXPERT_CHOICE),
+    ("laguna", &[WINDOW, EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED_WIDTH, ("leading_dense_block_count", U(1)), ("expert_weights_norm", B(true)), ("expert_weights_scale", F(2.5)), ("rope.freq_base_swa", F(20_000.0)), ("rope.dimension_count_swa", U(32))], EXPERT_CHOICE),
     ("lfm2", LFM_2_CUSTOM, NO_BIASES),
     ("lfm2moe", &[LFM_2_CUSTOM[0], LFM_2_CUSTOM[1], EXPERTS[0], EXPERTS[1], EXPERTS[2], ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2))], &["exp_probs_b"]),
     ("llama4", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], ("interleave_moe_layer_step", U(2))], NO_BIASES),
@@ -476,6 +480,7 @@ static CUSTOM: &[(&str, ExtraKeys, &[&str])] = &[
     ("mistral4", MISTRAL_4, NO_BIASES),
     ("modern-bert", &[WINDOW, ENCODER[0], ENCODER[1]], NO_BIASES),
     ("mpt", &[("attention.max_alibi_bias", F(8.0)), ("attention.clamp_kqv", F(1.5))], NO_BIASES),
+    ("muse-glimmer", &[WINDOW, ("logit_scale", F(0.25)), ("final_logit_softcapping", F(8.0))], NO_BIASES),
     ("nemotron", &[("rope.dimension_count", U(32))], NO_BIASES),
     ("nemotron_h", &[MAMBA_2[0], MAMBA_2[1], MAMBA_2[2], MAMBA_2[3], MAMBA_2[4], SECOND_FEEDS_FORWARD, THIRD_ATTENDS], CONVOLUTION),
     ("nemotron_h_moe", &[MAMBA_2[0], MAMBA_2[1], MAMBA_2[2], MAMBA_2[3], MAMBA_2[4], SECOND_FEEDS_FORWARD, THIRD_ATTENDS, EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, SHARED_WIDTH, ("expert_weights_norm", B(true)), ("expert_weights_scale", F(2.5)), ("moe_latent_size", U(128))], &["exp_probs_b", "ssm_conv1d"]),
@@ -501,9 +506,11 @@ static CUSTOM: &[(&str, ExtraKeys, &[&str])] = &[
     ("rwkv6", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, RWKV_6_RANKS[0], RWKV_6_RANKS[1], ("rescale_every_n_layers", U(2))], NO_BIASES),
     ("rwkv6qwen2", &[NO_HEADS[0], HEAD_SIZE, ONE_SHIFT, RWKV_6_RANKS[0], RWKV_6_RANKS[1]], &["time_mix"]),
     ("rwkv7", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, RWKV_7_RANKS[0], RWKV_7_RANKS[1], RWKV_7_RANKS[2], RWKV_7_RANKS[3]], NO_BIASES),
+    ("spark2_5", &[WINDOW, FOURTH_IS_FULL, ("rope.freq_base_swa", F(20_000.0))], NO_BIASES),
     ("stablelm", &[], ALL_BIASES),
     ("starcoder", &[], ALL_BIASES),
     ("starcoder2", &[], ALL_BIASES),
+    ("step35", &[WINDOW, FOURTH_IS_FULL, EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED_WIDTH, ("leading_dense_block_count", U(1)), ("expert_weights_norm", B(true)), ("rope.freq_base_swa", F(20_000.0)), ("swiglu_clamp_exp", F(0.5)), ("swiglu_clamp_shexp", F(0.5))], EXPERT_CHOICE),
 ];
 
 const GRANITE: [(&str, MetadataValue); 4] = [

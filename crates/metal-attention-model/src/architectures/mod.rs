@@ -36,6 +36,7 @@ mod olmo;
 mod openelm;
 mod phi;
 mod plamo;
+mod quantization;
 mod qwen;
 mod qwen_hybrid;
 mod rwkv;
@@ -45,6 +46,7 @@ mod step35;
 
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};
+pub(crate) use quantization::{QuantizationTraits, quantization_traits};
 
 /// A function that makes a family's spec from its metadata.
 type FamilyReader = fn(&MetadataReader<'_>) -> Result<ModelSpec, ModelError>;
