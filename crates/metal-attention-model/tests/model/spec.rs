@@ -339,6 +339,8 @@ fn any_value() -> impl Strategy<Value = Value> {
 
 /// The metadata keys that specs are read from.
 const KEYS: &[&str] = &[
+    "swiglu_clamp_shexp",
+    "swiglu_clamp_exp",
     "shortconv.l_cache",
     "ssm.group_count",
     "kda.head_dim",
