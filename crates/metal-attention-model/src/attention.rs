@@ -5,7 +5,6 @@ use crate::{NormKind, Rope};
 /// Softmax attention with grouped queries (GQA, arXiv 2305.13245). Queries are `[n_head, head_dim]`, keys and values
 /// `[n_head_kv, head_dim]` for each token.
 #[derive(Debug, Clone, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct AttentionSpec {
     /// Query heads.
     pub n_head: usize,

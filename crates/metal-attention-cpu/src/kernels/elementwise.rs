@@ -90,13 +90,13 @@ impl Kernel for LayerNorm<'_> {
 
 /// Multiplies each `x.len() / gate.len()` consecutive elements of `x` by the activation of one element of `gate`: the gate
 /// of attention's result, by element or by head.
-pub(crate) struct Gate<'a> {
+pub(crate) struct ApplyGate<'a> {
     pub(crate) x: &'a mut [f32],
     pub(crate) gate: &'a [f32],
     pub(crate) activation: GateActivation,
 }
 
-impl Kernel for Gate<'_> {
+impl Kernel for ApplyGate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { x, gate, activation } = self;
@@ -117,7 +117,7 @@ impl Kernel for Gate<'_> {
     }
 }
 
-/// Computes [`Gate`] for 16 elements of `gate`, or for `n` where `PART` is set. `x` begins with their `n * per_gate`
+/// Computes [`ApplyGate`] for 16 elements of `gate`, or for `n` where `PART` is set. `x` begins with their `n * per_gate`
 /// elements.
 #[inline(always)]
 unsafe fn gate_vector<S: Simd, const PART: bool>(

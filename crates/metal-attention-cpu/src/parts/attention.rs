@@ -11,7 +11,7 @@ use metal_attention_model::{
 
 use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, normalize_row, resize};
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
-use crate::kernels::elementwise::{Gate, RmsNorm, rope_apply};
+use crate::kernels::elementwise::{ApplyGate, RmsNorm, rope_apply};
 use crate::kernels::matmul::{MIN_WORK, MatmulOp, matmul};
 use crate::kv_cache::{CacheElement, SharedKvCache, StoreKeyValue, padded};
 use crate::layers::PreparedLinear;
@@ -309,11 +309,11 @@ impl MicroBatchRun<'_> {
                 AttentionGate::InQueries => {
                     let both = &both[t * 2 * len..][..2 * len];
                     for (x, both) in row.chunks_exact_mut(dim).zip(both.chunks_exact(2 * dim)) {
-                        isa.run(Gate { x, gate: &both[dim..], activation: GateActivation::Sigmoid });
+                        isa.run(ApplyGate { x, gate: &both[dim..], activation: GateActivation::Sigmoid });
                     }
                 }
                 AttentionGate::Tensor { width: _, activation } => {
-                    isa.run(Gate { x: row, gate: &gates[t * n_gate..][..n_gate], activation });
+                    isa.run(ApplyGate { x: row, gate: &gates[t * n_gate..][..n_gate], activation });
                 }
             }
         });

@@ -17,8 +17,8 @@ fn attention(spec: &ModelSpec) -> Vec<&AttentionSpec> {
     spec.layers.iter().filter_map(|layer| layer.mixer.attention()).collect()
 }
 
-fn gate(width: GateWidth, activation: GateActivation) -> Option<AttentionGate> {
-    Some(AttentionGate::Tensor { width, activation })
+fn gate(width: GateWidth, activation: GateActivation) -> AttentionGate {
+    AttentionGate::Tensor { width, activation }
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn each_architecture_has_its_gate() {
         ("step35", gate(head, GateActivation::Sigmoid), 4),
     ] {
         let spec = spec(architecture, |_| {});
-        assert!(attention(&spec).iter().all(|a| a.gate == expected), "{architecture}");
+        assert!(attention(&spec).iter().all(|a| a.gate == Some(expected)), "{architecture}");
         let tensors = spec.tensors();
         let gate = tensors.iter().find(|t| t.name == "blk.3.attn_gate.weight").unwrap();
         assert_eq!(gate.shape, [256, n_rows], "{architecture}");
@@ -147,8 +147,8 @@ fn the_file_decides_about_gates_norms_and_divisors() {
         let spec = ModelSpec::from_gguf(&file).unwrap();
         Weights::load(&file, &spec).map(|_| attention(&spec)[1].gate)
     };
-    assert_eq!(laguna(4).unwrap(), gate(GateWidth::Head, GateActivation::Softplus));
-    assert_eq!(laguna(256).unwrap(), gate(GateWidth::Element, GateActivation::Softplus));
+    assert_eq!(laguna(4).unwrap(), Some(gate(GateWidth::Head, GateActivation::Softplus)));
+    assert_eq!(laguna(256).unwrap(), Some(gate(GateWidth::Element, GateActivation::Softplus)));
     let error = laguna(8).unwrap_err().to_string();
     assert!(error.contains("blk.1.attn_gate.weight"), "{error}");
 

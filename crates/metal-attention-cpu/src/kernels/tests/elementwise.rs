@@ -2,7 +2,7 @@
 
 use metal_attention_model::{Activation, GateActivation, RopeLayout};
 
-use crate::kernels::elementwise::{Activate, Gate, LayerNorm, RmsNorm, rope_apply};
+use crate::kernels::elementwise::{Activate, ApplyGate, LayerNorm, RmsNorm, rope_apply};
 use crate::simd::Isa;
 use crate::test_support::TestRandom;
 
@@ -171,7 +171,7 @@ fn gates_of_elements_and_of_heads() {
         {
             let (x, gate) = (random.floats(n * per_gate, 3.0), random.floats(n, 20.0));
             let mut found = x.clone();
-            isa.run(Gate { x: &mut found, gate: &gate, activation });
+            isa.run(ApplyGate { x: &mut found, gate: &gate, activation });
             for i in 0..n * per_gate {
                 let g = f64::from(gate[i / per_gate]);
                 let factor = match activation {
