@@ -11,7 +11,7 @@ struct ActivationArgs {
     u32 n_ff;                   // elements of a row of the result
     u32 n_token_tiles;          // of `packed`, with the WIDE flag
     u32 activation;             // Activation
-    float parameter;            // CLAMPED_SWIGLU: the limit; SPARSE_GELU: standard deviations
+    float parameter;            // CLAMPED_SWIGLU, CLAMPED_SILU: the limit; SPARSE_GELU: standard deviations
 };
 ASSERT_LAYOUT(ActivationArgs);
 
@@ -39,6 +39,8 @@ extern "C" __global__ void __launch_bounds__(256) activation(const __grid_consta
             if (a.activation == CLAMPED_SWIGLU) {
                 const float low = fminf(g, a.parameter);
                 v = low / (1.0f + __expf(-1.702f * low)) * (up ? 1.0f + fminf(fmaxf(u, -a.parameter), a.parameter) : 1.0f);
+            } else if (a.activation == CLAMPED_SILU) {
+                v = fminf(activate(SILU, g), a.parameter) * (up ? fminf(fmaxf(u, -a.parameter), a.parameter) : 1.0f);
             } else if (a.activation == SPARSE_GELU) {
                 v = activate(GELU, fmaxf(g - cutoff, 0.0f)) * u;
             } else {

@@ -146,13 +146,21 @@
     FIELD_IS_AT(S, scale, 44)
 
 // heads.cuh
+#define LAYOUT_OF_ResultGate(S) SIZE_IS(S, 24); \
+    FIELD_IS_AT(S, gates, 0); \
+    FIELD_IS_AT(S, stride, 8); \
+    FIELD_IS_AT(S, head_step, 12); \
+    FIELD_IS_AT(S, element_step, 16); \
+    FIELD_IS_AT(S, activation, 20)
+
+// heads.cuh
 #define LAYOUT_OF_Pages(S) SIZE_IS(S, 16); \
     FIELD_IS_AT(S, pages, 0); \
     FIELD_IS_AT(S, n_pages, 8); \
     FIELD_IS_AT(S, unused, 12)
 
 // attention.cu
-#define LAYOUT_OF_AttentionArgs(S) SIZE_IS(S, 200); \
+#define LAYOUT_OF_AttentionArgs(S) SIZE_IS(S, 216); \
     FIELD_IS_AT(S, inputs, 0); \
     FIELD_IS_AT(S, tokens, 48); \
     FIELD_IS_AT(S, pages, 56); \
@@ -174,11 +182,11 @@
     FIELD_IS_AT(S, mask, 164); \
     FIELD_IS_AT(S, reach, 168); \
     FIELD_IS_AT(S, soft_cap, 172); \
-    FIELD_IS_AT(S, gates, 176); \
-    FIELD_IS_AT(S, gate_stride, 184); \
-    FIELD_IS_AT(S, q_step, 188); \
-    FIELD_IS_AT(S, k_at, 192); \
-    FIELD_IS_AT(S, v_at, 196)
+    FIELD_IS_AT(S, q_step, 176); \
+    FIELD_IS_AT(S, k_at, 180); \
+    FIELD_IS_AT(S, v_at, 184); \
+    FIELD_IS_AT(S, unused, 188); \
+    FIELD_IS_AT(S, gate, 192)
 
 // attention_inputs.cu
 #define LAYOUT_OF_AttentionInputsArgs(S) SIZE_IS(S, 176); \
@@ -207,7 +215,7 @@
     FIELD_IS_AT(S, growth_offset, 172)
 
 // general_attention.cu
-#define LAYOUT_OF_GeneralAttentionArgs(S) SIZE_IS(S, 144); \
+#define LAYOUT_OF_GeneralAttentionArgs(S) SIZE_IS(S, 160); \
     FIELD_IS_AT(S, tokens, 0); \
     FIELD_IS_AT(S, pages, 8); \
     FIELD_IS_AT(S, k_cache, 24); \
@@ -219,20 +227,20 @@
     FIELD_IS_AT(S, tickets, 72); \
     FIELD_IS_AT(S, sinks, 80); \
     FIELD_IS_AT(S, slopes, 88); \
-    FIELD_IS_AT(S, gates, 96); \
-    FIELD_IS_AT(S, gate_stride, 104); \
-    FIELD_IS_AT(S, n_head, 108); \
-    FIELD_IS_AT(S, n_head_kv, 112); \
-    FIELD_IS_AT(S, key_dim, 116); \
-    FIELD_IS_AT(S, value_dim, 120); \
-    FIELD_IS_AT(S, n_splits, 124); \
-    FIELD_IS_AT(S, n_token_tiles, 128); \
-    FIELD_IS_AT(S, mask, 132); \
-    FIELD_IS_AT(S, reach, 136); \
-    FIELD_IS_AT(S, soft_cap, 140)
+    FIELD_IS_AT(S, n_head, 96); \
+    FIELD_IS_AT(S, n_head_kv, 100); \
+    FIELD_IS_AT(S, key_dim, 104); \
+    FIELD_IS_AT(S, value_dim, 108); \
+    FIELD_IS_AT(S, n_splits, 112); \
+    FIELD_IS_AT(S, n_token_tiles, 116); \
+    FIELD_IS_AT(S, mask, 120); \
+    FIELD_IS_AT(S, reach, 124); \
+    FIELD_IS_AT(S, soft_cap, 128); \
+    FIELD_IS_AT(S, unused, 132); \
+    FIELD_IS_AT(S, gate, 136)
 
 // prefill_attention.cu
-#define LAYOUT_OF_PrefillArgs(S) SIZE_IS(S, 104); \
+#define LAYOUT_OF_PrefillArgs(S) SIZE_IS(S, 120); \
     FIELD_IS_AT(S, tiles, 0); \
     FIELD_IS_AT(S, pages, 8); \
     FIELD_IS_AT(S, k_cache, 24); \
@@ -247,8 +255,8 @@
     FIELD_IS_AT(S, mask, 80); \
     FIELD_IS_AT(S, reach, 84); \
     FIELD_IS_AT(S, soft_cap, 88); \
-    FIELD_IS_AT(S, gate_stride, 92); \
-    FIELD_IS_AT(S, gates, 96)
+    FIELD_IS_AT(S, unused, 92); \
+    FIELD_IS_AT(S, gate, 96)
 
 // ends.cu
 #define LAYOUT_OF_EmbeddingArgs(S) SIZE_IS(S, 80); \

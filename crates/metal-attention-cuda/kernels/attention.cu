@@ -26,10 +26,10 @@ struct AttentionArgs {
     u32 n_token_tiles;               // of `packed`
     u32 mask, reach;                 // Mask (masks.cuh), and its number of positions
     float soft_cap;                  // 0: none
-    const float* gates;              // of head 0 of token 0, or null; heads are 2 head_dim apart
-    u32 gate_stride;                 // elements from one token's gates to the next one's
     u32 q_step;                      // elements of qkv from one query head to the next
     u32 k_at, v_at;                  // the first key and value of a row of qkv
+    u32 unused;
+    ResultGate gate;
 };
 ASSERT_LAYOUT(AttentionArgs);
 
@@ -39,9 +39,9 @@ constexpr int MAX_DIM = 256;
 
 // Applies the gate, if there is one, to elements d (even) and d + 1 of a head's result, and stores them.
 __device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32 head, u32 d, float2 v) {
-    if (a.gates) {
-        const float* gate = a.gates + (size_t)token * a.gate_stride + 2 * head * a.head_dim + d;
-        v.x /= 1.0f + __expf(-gate[0]), v.y /= 1.0f + __expf(-gate[1]);
+    if (a.gate.gates) {
+        v.x = apply_gate(a.gate, token, head, d, v.x);
+        v.y = apply_gate(a.gate, token, head, d + 1, v.y);
     }
     const u32 i = head * a.head_dim + d;
     *(float2*)(a.out + (size_t)token * a.n_head * a.head_dim + i) = v;

@@ -59,17 +59,19 @@ __device__ __forceinline__ size_t packed_input(u32 token, u32 k, u32 order) {
     return ((((size_t)panel * order + token / 8) * 2 + block) * 32 + lane) * 8 + p % 8;
 }
 
-// Activations of the gate. Mirrored in src/support.rs.
-enum Activation : u32 { SILU = 0, GELU = 1, RELU_SQUARED = 2, CLAMPED_SWIGLU = 3, SPARSE_GELU = 4 };
+// Activations of the gate. Mirrored in src/parts/dense.rs.
+enum Activation : u32 { SILU = 0, GELU = 1, RELU_SQUARED = 2, CLAMPED_SWIGLU = 3, SPARSE_GELU = 4, CLAMPED_SILU = 5 };
 __device__ __forceinline__ float activate(u32 activation, float v) {
     if (activation == SILU) return __fdividef(v, 1.0f + __expf(-v));
     if (activation == GELU) return 0.5f * v * (1.0f + tanhf(0.79788456080286535588f * (v + 0.044715f * v * v * v)));
     const float r = fmaxf(v, 0.0f);
     return r * r;
 }
-// Activation of the gate times up; not for SPARSE_GELU, which needs the whole row. `limit`: of CLAMPED_SWIGLU.
+// Activation of the gate times up; not for SPARSE_GELU, which needs the whole row. `limit`: of CLAMPED_SWIGLU and CLAMPED_SILU.
 __device__ __forceinline__ float gated(u32 activation, float limit, float gate, float up) {
-    if (activation != CLAMPED_SWIGLU) return activate(activation, gate) * up;
-    gate = fminf(gate, limit), up = fminf(fmaxf(up, -limit), limit);
+    if (activation != CLAMPED_SWIGLU && activation != CLAMPED_SILU) return activate(activation, gate) * up;
+    up = fminf(fmaxf(up, -limit), limit);
+    if (activation == CLAMPED_SILU) return fminf(activate(SILU, gate), limit) * up;
+    gate = fminf(gate, limit);
     return gate / (1.0f + expf(-1.702f * gate)) * (1.0f + up);
 }

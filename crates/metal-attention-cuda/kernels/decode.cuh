@@ -168,7 +168,7 @@ struct __align__(16) LayerArgs {
     u32 tasks_per_split;       // attention tasks of one split of positions: n_head_kv * head_groups_per_kv_head
     u32 inverse_head_dim;      // 2^32 / head_dim + 1: bits 32 to 63 of its product with k are k / head_dim, exactly for k < 2^32 / head_dim;
                                // k is the index of an element of attention's result, below n_head * head_dim
-    float activation_limit;    // of CLAMPED_SWIGLU
+    float activation_limit;    // of CLAMPED_SWIGLU and CLAMPED_SILU
     const float* expert_bias[3]; // [n_expert][rows of one expert] of gate, up and down; null: none. Of ranks only rank 0 has that of down
     RouteArgs route;           // of the router (routing.cuh); n_expert 0: a dense feed-forward. Its fields `products`, `experts`, `weights` and
                                // `input_weights` are null: the router's products are words, and the chosen experts and their weights are

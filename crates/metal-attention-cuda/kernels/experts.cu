@@ -176,7 +176,7 @@ struct ExpertsActivationArgs {
     u32 n;          // elements of a row of the result
     u32 gated;      // whether there is a gate
     u32 activation; // Activation
-    float limit;    // of CLAMPED_SWIGLU
+    float limit;    // of CLAMPED_SWIGLU and CLAMPED_SILU
 };
 ASSERT_LAYOUT(ExpertsActivationArgs);
 // out = activation(gate) * up of each item, or activation(up).

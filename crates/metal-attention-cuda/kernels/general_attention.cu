@@ -16,13 +16,13 @@ struct GeneralAttentionArgs {
     u32* tickets;                              // counters [n_tokens][n_head], zero between launches
     const float* sinks;                        // [n_head], or null
     const float* slopes;                       // ALiBi slopes, [n_head], or null
-    const float* gates;                        // of head 0 of token 0, or null
-    u32 gate_stride;                           // elements from one token's gates to the next one's; heads are 2 value_dim apart
     u32 n_head, n_head_kv, key_dim, value_dim; // query heads, KV heads, elements of a key and of a value
     u32 n_splits;                              // most splits of a token
     u32 n_token_tiles;                         // of `packed`
     u32 mask, reach;                           // Mask (masks.cuh), and its number of positions
     float soft_cap;                            // 0: none
+    u32 unused;
+    ResultGate gate;
 };
 ASSERT_LAYOUT(GeneralAttentionArgs);
 
@@ -103,7 +103,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     for (int i = 0; i < THREADS / 32; i++) sum += scratch[i];
 
     auto write = [&](u32 d, float v) {
-        if (a.gates) v /= 1.0f + __expf(-a.gates[(size_t)token * a.gate_stride + 2 * head * a.value_dim + d]);
+        if (a.gate.gates) v = apply_gate(a.gate, token, head, d, v);
         const u32 i = head * a.value_dim + d;
         a.out[(size_t)token * a.n_head * a.value_dim + i] = v;
         if (a.packed) a.packed[packed_input(token, i, a.n_token_tiles)] = __float2half_rn(v);

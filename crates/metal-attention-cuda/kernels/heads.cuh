@@ -18,6 +18,28 @@ struct HeadInputs {
 };
 ASSERT_LAYOUT(HeadInputs);
 
+// A gate of attention's result.
+enum GateActivation : u32 { GATE_SIGMOID = 0, GATE_SOFTPLUS = 1 };
+struct ResultGate {
+    const float* gates; // of head 0 of token 0, or null: no gate
+    u32 stride;         // elements from one token's gates to the next one's
+    u32 head_step;      // from one head's to the next one's
+    u32 element_step;   // from the gate of one element of a head to the next one's; 0: a head has one gate
+    u32 activation;     // GateActivation
+};
+ASSERT_LAYOUT(ResultGate);
+
+// Element d of a head's result, times the factor of its gate.
+__device__ __forceinline__ float apply_gate(const ResultGate& gate, u32 token, u32 head, u32 d, float v) {
+    const float g = gate.gates[(size_t)token * gate.stride + head * gate.head_step + d * gate.element_step];
+    if (gate.activation == GATE_SOFTPLUS) {
+        // ln(1 + e) by its series where 1 + e would round off most of e. The library's log1pf needs more registers.
+        const float e = __expf(-fabsf(g));
+        return v * (fmaxf(g, 0.0f) + (e < 0.01f ? e * (1.0f - e * (0.5f - e * (1.0f / 3.0f))) : __logf(1.0f + e)));
+    }
+    return v / (1.0f + __expf(-g));
+}
+
 __device__ __forceinline__ void norm_head(float* v, const float* weight, float eps, int dim, int lane) {
     float squares = 0.0f;
     for (int i = lane; i < dim; i += 32) squares += v[i] * v[i];

@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-// Mirrored by `mask_code` of src/support.rs.
+// Mirrored by `mask_code` of src/parts/attention.rs.
 enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2, FULL = 3, NEAR = 4 };
 
 // The first position that a token at `pos` sees, and the position after the last one. `reach`: positions of the window or chunk; `last`: the position

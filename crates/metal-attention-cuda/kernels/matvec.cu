@@ -85,7 +85,7 @@ struct MatvecArgs {
     u32 n_out;                 // elements of a row of y: the distance from one token's results to the next one's
     u32 warps_per_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
     u32 output;                // Output
-    u32 activation;            // GATED: Activation, without a parameter (`fuses_activation` of src/support.rs)
+    u32 activation;            // GATED: Activation, without a parameter (`fuses_activation` of src/parts/dense.rs)
     float eps;                 // of the norm
     float scale;               // ADD: factor on the result
     u32 unused;                // padding: pointers are aligned to 8 bytes
@@ -462,7 +462,7 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
                 branch_results[branch] = v[0] * inv_rms;
             }
             if (gated) {
-                // Without the limit of CLAMPED_SWIGLU: the host does not use GATED with it.
+                // Without a limit: the host does not use GATED with CLAMPED_SWIGLU or CLAMPED_SILU.
                 *out[j] = activate(a.activation, branch_results[0]) * branch_results[1];
             } else {
                 const u32 row = first_matrix.first_row + tile * 16 + result_index[j] % 16;

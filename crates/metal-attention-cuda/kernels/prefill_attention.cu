@@ -22,8 +22,8 @@ struct PrefillArgs {
     u32 n_head, n_head_kv, stride, n_token_tiles; // query heads, KV heads, elements of a row of qkv, tiles of `packed`
     u32 mask, reach;                              // Mask (masks.cuh), and its number of positions
     float soft_cap;                               // 0: none
-    u32 gate_stride;                              // elements from one token's gates to the next one's
-    const float* gates;                           // of head 0 of token 0, or null; heads are 2 D apart
+    u32 unused;
+    ResultGate gate;
 };
 ASSERT_LAYOUT(PrefillArgs);
 
@@ -165,13 +165,13 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         if (row >= tile.n) continue;
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
-            const u32 k = head * D + 8 * n + 2 * t;
+            const u32 d = 8 * n + 2 * t, token = tile.token + row;
             float v[2] = {out[n][2 * r] * factor, out[n][2 * r + 1] * factor};
-            if (a.gates) {
-                const float* gate = a.gates + (size_t)(tile.token + row) * a.gate_stride + head * D + k;
-                v[0] /= 1.0f + __expf(-gate[0]), v[1] /= 1.0f + __expf(-gate[1]);
+            if (a.gate.gates) {
+                v[0] = apply_gate(a.gate, token, head, d, v[0]);
+                v[1] = apply_gate(a.gate, token, head, d + 1, v[1]);
             }
-            *(half2*)(a.packed + packed_input(tile.token + row, k, a.n_token_tiles)) = __floats2half2_rn(v[0], v[1]);
+            *(half2*)(a.packed + packed_input(token, head * D + d, a.n_token_tiles)) = __floats2half2_rn(v[0], v[1]);
         }
     }
 }

@@ -17,8 +17,8 @@ mod recurrent;
 mod rows;
 
 pub(crate) use attention::{
-    AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, HeadArgs, PagesArgs, PrefillArgs, QueryTileArgs,
-    TokenArgs,
+    AttentionArgs, AttentionInputsArgs, GateArgs, GeneralAttentionArgs, HeadArgs, PagesArgs, PrefillArgs,
+    QueryTileArgs, TokenArgs,
 };
 pub(crate) use decode::{
     COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_OPS, OpArgs, OpMatrixArgs, RankShareArgs,

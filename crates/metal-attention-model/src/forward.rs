@@ -128,10 +128,6 @@ impl HiddenRows {
     }
 }
 
-/// Called after a layer with its index, `0..n_layer`, and the residual stream of all tokens of a micro-batch,
-/// `[n_tokens, n_embd]`.
-pub type AfterLayer<'a> = &'a mut dyn FnMut(usize, &[f32]);
-
 /// Evaluates batches of tokens with one model, and keeps the KV cache of `n_seq` sequences.
 ///
 /// [`Session`](crate::Session) is its one implementation. [`forward_outputs`](Self::forward_outputs) evaluates a batch; the

@@ -93,6 +93,9 @@ fn layer_supports(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::Attention(spec) => attention::supports(spec)?,
         Mixer::AttentionAndMamba2(both) => {
             attention::supports(&both.attention)?;
+            if both.attention.gate_rows().is_some() {
+                return Err("a gate of attention's result with a tensor of its own, beside Mamba-2");
+            }
             mamba::supports_mamba2(&both.mamba2)?;
         }
         Mixer::ShortConv(spec) => short_conv::supports(spec)?,

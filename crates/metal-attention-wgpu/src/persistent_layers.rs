@@ -110,7 +110,11 @@ impl<'a> PlainLayer<'a> {
             return None;
         }
         let shape = match &gpu_attention.kernels {
-            AttentionKernels::Fast(shape) if shape.soft_cap.is_none() && !shape.sinks && !shape.gated => *shape,
+            AttentionKernels::Fast(shape)
+                if shape.soft_cap.is_none() && !shape.sinks && !shape.gated && shape.n_trailing == 0 =>
+            {
+                *shape
+            }
             AttentionKernels::Fast(_) | AttentionKernels::General(..) => return None,
         };
         let DenseWeights { spec: Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }, gate, up, down } =

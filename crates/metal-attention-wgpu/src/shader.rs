@@ -102,6 +102,7 @@ shaders![
     "argmax.wgsl",
     "argmax_chunks.wgsl",
     "argmax_reduce.wgsl",
+    "attention_gate.wgsl",
     "attention_inputs.wgsl",
     "batch.wgsl",
     "buffer_copy.wgsl",

@@ -48,6 +48,15 @@ kernel_args! {
         pub(crate) scale: f32,
     }
 
+    /// A gate of attention's result: `ResultGate` of `heads.cuh`.
+    pub(crate) struct GateArgs = "ResultGate" in "heads.cuh" {
+        pub(crate) gates: DevicePtr<f32>,
+        pub(crate) stride: u32,
+        pub(crate) head_step: u32,
+        pub(crate) element_step: u32,
+        pub(crate) activation: u32,
+    }
+
     /// The page tables of a cache group: `Pages` of `heads.cuh`.
     pub(crate) struct PagesArgs = "Pages" in "heads.cuh" {
         pub(crate) pages: DevicePtr<u32>,
@@ -78,11 +87,11 @@ kernel_args! {
         pub(crate) mask: u32,
         pub(crate) reach: u32,
         pub(crate) soft_cap: f32,
-        pub(crate) gates: DevicePtr<f32>,
-        pub(crate) gate_stride: u32,
         pub(crate) q_step: u32,
         pub(crate) k_at: u32,
         pub(crate) v_at: u32,
+        pub(crate) unused: u32,
+        pub(crate) gate: GateArgs,
     }
 
     /// Arguments of the separate kernel for queries, keys and values (`attention_inputs.cu`).
@@ -125,8 +134,6 @@ kernel_args! {
         pub(crate) tickets: DevicePtr<u32>,
         pub(crate) sinks: DevicePtr<f32>,
         pub(crate) slopes: DevicePtr<f32>,
-        pub(crate) gates: DevicePtr<f32>,
-        pub(crate) gate_stride: u32,
         pub(crate) n_head: u32,
         pub(crate) n_head_kv: u32,
         pub(crate) key_dim: u32,
@@ -136,6 +143,8 @@ kernel_args! {
         pub(crate) mask: u32,
         pub(crate) reach: u32,
         pub(crate) soft_cap: f32,
+        pub(crate) unused: u32,
+        pub(crate) gate: GateArgs,
     }
 
     /// Arguments of attention over query tiles (`prefill_attention.cu`).
@@ -154,8 +163,8 @@ kernel_args! {
         pub(crate) mask: u32,
         pub(crate) reach: u32,
         pub(crate) soft_cap: f32,
-        pub(crate) gate_stride: u32,
-        pub(crate) gates: DevicePtr<f32>,
+        pub(crate) unused: u32,
+        pub(crate) gate: GateArgs,
     }
 }
 
@@ -188,9 +197,12 @@ fn page_of(field: &'static str, cache: DevicePtr<u8>, launch: &Launch, n_head_kv
     bounds.array(field, cache, PAGE * n_head_kv as usize * dim as usize * launch.cache_bytes());
 }
 
-/// States the gates of `n` tokens: each head's is after its query.
-fn gates_of(gates: DevicePtr<f32>, n: usize, gate_stride: u32, n_head: u32, dim: u32, bounds: &mut Bounds) {
-    bounds.rows("gates", gates, n, gate_stride, (2 * n_head as usize - 1) * dim as usize);
+impl GateArgs {
+    /// States the gates of `n` tokens.
+    fn bounds(&self, n: usize, n_head: u32, dim: u32, bounds: &mut Bounds) {
+        let last = (n_head as usize - 1) * self.head_step as usize + (dim as usize - 1) * self.element_step as usize;
+        bounds.rows("gates", self.gates, n, self.stride, last + 1);
+    }
 }
 
 impl KernelArgs for AttentionArgs {
@@ -219,7 +231,7 @@ impl KernelArgs for AttentionArgs {
             bounds.array("tickets", self.tickets, n * (n_head_kv * self.n_chunks) as usize);
         }
         bounds.array("sinks", self.sinks, heads);
-        gates_of(self.gates, n, self.gate_stride, n_head, head_dim, bounds);
+        self.gate.bounds(n, n_head, head_dim, bounds);
     }
 }
 
@@ -260,7 +272,7 @@ impl KernelArgs for GeneralAttentionArgs {
         }
         bounds.array("sinks", self.sinks, heads);
         bounds.array("slopes", self.slopes, heads);
-        gates_of(self.gates, n, self.gate_stride, n_head, value_dim, bounds);
+        self.gate.bounds(n, n_head, value_dim, bounds);
     }
 }
 
@@ -275,6 +287,6 @@ impl KernelArgs for PrefillArgs {
         bounds.array("qkv", self.qkv, dim);
         bounds.packed("packed", self.packed, self.n_token_tiles, heads * dim);
         bounds.array("sinks", self.sinks, heads);
-        gates_of(self.gates, 1, self.gate_stride, self.n_head, dim as u32, bounds);
+        self.gate.bounds(1, self.n_head, dim as u32, bounds);
     }
 }

@@ -207,8 +207,10 @@ impl<'a> DecodeLayer<'a> {
         // that `decode_attention.cuh` has. `Paged`: causal, possibly with a window or chunks; heads of a multiple of 8
         // elements, at most 256; no ALiBi. No `separate_inputs`: between the products of q/k/v and the attention there
         // are only norms of single heads and RoPE, which the attention kernel computes itself.
-        let is_supported_attention =
-            attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
+        // No gate of the result: the kernel has no product between attention's inputs and its result.
+        let is_supported_attention = attention.kernels == AttentionKernels::Paged
+            && attention.separate_inputs.is_none()
+            && attention.gate.is_none();
         // Layers without keys or values of their own have fewer than three matrices: they read another layer's cache,
         // or use keys as values.
         if has_result_norms || has_unsupported_parts || !is_supported_attention || attention.qkv.len() != 3 {
@@ -270,7 +272,7 @@ impl<'a> DecodeLayer<'a> {
         }
     }
 
-    /// The activation of the gate (`Activation` of `kernels/common.cuh`), and the limit of a clamped SwiGLU, 0 for
+    /// The activation of the gate (`Activation` of `kernels/common.cuh`), and the limit of an activation that cuts, 0 for
     /// others.
     pub(super) fn activation(&self) -> (u32, f32) {
         match self.feed_forward {

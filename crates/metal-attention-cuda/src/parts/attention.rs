@@ -8,13 +8,13 @@
 
 use bytemuck::Zeroable;
 use metal_attention_model::{
-    AttentionGate, AttentionSpec, AttentionWeights, CacheType, KvSource, Mask, NormKind, NormOver, NormWeights, Positions, QkNorm,
-    Rope, RopeLayout, alibi_slopes,
+    AttentionGate, AttentionSpec, AttentionWeights, CacheType, GateActivation, GateWidth, KvSource, Mask, NormKind,
+    NormOver, NormWeights, Positions, QkNorm, Rope, RopeLayout, alibi_slopes,
 };
 
 use crate::CudaError;
 use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, Widths, n_splits, widen};
-use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs};
+use crate::args::{AttentionArgs, AttentionInputsArgs, GateArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs};
 use crate::kernels::{self, EntryPoint, of_cache};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::LaunchGrid;
@@ -22,7 +22,7 @@ use crate::matrix::CudaMatrix;
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::{LinearInput, LinearOp};
 use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner};
-use crate::slice::{DevicePtr, DeviceSlice};
+use crate::slice::DevicePtr;
 use crate::weights::{CudaLinear, CudaVector, Loader, norm_kind, ptr_or_null};
 
 /// Most elements of a head for the kernels that load whole KV pages.
@@ -30,11 +30,24 @@ const MAX_PAGED_HEAD_DIM: usize = 256;
 /// Most elements of a head for the general attention kernel.
 const MAX_HEAD_DIM: usize = 512;
 
-/// The name of [`AttentionGate::Tensor`] in errors.
-const OWN_GATE: &str = "a gate of attention's result with a tensor of its own";
+/// A gate of attention's result.
+#[derive(Debug)]
+pub(crate) enum CudaGate {
+    /// In the input product, after each head's query.
+    InQueries,
+    /// The product of a matrix of its own with attention's input.
+    Matrix {
+        /// The matrix, `[n_head * head_dim, n_embd]` or `[n_head, n_embd]`.
+        linear: CudaLinear,
+        /// What one of its rows gates.
+        width: GateWidth,
+        /// From the product to the factor.
+        activation: GateActivation,
+    },
+}
 
-/// The weights and constants of a layer's attention. Its input product has rows of queries (each with its gate, if there are
-/// gates), keys and values, one after the other.
+/// The weights and constants of a layer's attention. Its input product has rows of queries (each with its gate, for
+/// [`CudaGate::InQueries`]), keys and values, one after the other.
 #[derive(Debug)]
 pub(crate) struct CudaAttention {
     /// Matrices of queries, keys and values, of those that the layer has, `[.., n_embd]`.
@@ -68,8 +81,8 @@ pub(crate) struct CudaAttention {
     pub(crate) sinks: Option<CudaVector>,
     /// ALiBi slopes, `[n_head]`.
     pub(crate) slopes: Option<CudaVector>,
-    /// Whether each head's query is followed by a gate of its result.
-    pub(crate) has_gates: bool,
+    /// The gate of the result.
+    pub(crate) gate: Option<CudaGate>,
     /// Owns the norm weights and biases whose addresses are in `inputs` and `separate_inputs`.
     _norms: [Option<CudaVector>; 4],
 }
@@ -131,6 +144,16 @@ impl CudaAttention {
                 })
             }
         };
+        let gate = match (of.gate, &w.gate) {
+            (Some(AttentionGate::Tensor { width, activation }), Some(gate)) => {
+                Some(CudaGate::Matrix { linear: loader.linear(gate)?, width, activation })
+            }
+            (Some(AttentionGate::InQueries), _) => Some(CudaGate::InQueries),
+            (Some(AttentionGate::Tensor { width: _, activation: _ }), None) => {
+                return Err(unsupported("a gate of attention's result without its tensor"));
+            }
+            (None, _) => None,
+        };
         Ok(Self {
             qkv,
             qkv_bias,
@@ -147,11 +170,7 @@ impl CudaAttention {
             soft_cap: of.soft_cap.unwrap_or(0.0),
             sinks: loader.optional(w.sinks.as_deref())?,
             slopes,
-            has_gates: match of.gate {
-                None => false,
-                Some(AttentionGate::InQueries) => true,
-                Some(AttentionGate::Tensor { width: _, activation: _ }) => return Err(unsupported(OWN_GATE)),
-            },
+            gate,
             _norms: norms,
         })
     }
@@ -167,7 +186,7 @@ impl CudaAttention {
 enum QkvKernels {
     /// In decode steps the attention kernel itself; in prefill a small one before it (`append_*`).
     Fused,
-    /// In decode steps the attention kernel itself; in prefill the separate kernel, since `append_*` knows no gates.
+    /// In decode steps the attention kernel itself; in prefill the separate kernel, since `append_*` knows no gates between queries.
     FusedInDecode,
     /// A separate kernel that knows all norms, clamps and scales (`attention_inputs.cu`).
     Separate,
@@ -187,10 +206,6 @@ pub(crate) fn supports(a: &AttentionSpec) -> Result<(), &'static str> {
     if a.head_dim > MAX_HEAD_DIM {
         return Err("heads of that many elements");
     }
-    match a.gate {
-        None | Some(AttentionGate::InQueries) => {}
-        Some(AttentionGate::Tensor { width: _, activation: _ }) => return Err(OWN_GATE),
-    }
     head_codes(a).map(|_| ())
 }
 
@@ -200,6 +215,7 @@ pub(super) fn widen_for_attention(widths: &mut Widths, a: &AttentionSpec) {
     widen(&mut widths.attention, a.n_head * a.head_dim);
     widen(&mut widths.n_head, a.n_head);
     widen(&mut widths.partial, a.head_dim + 2);
+    widths.widen_scratch_rows([a.gate_rows().unwrap_or(0)]);
 }
 
 /// The kernels for an attention. `norm_bias`: whether the norms of queries or keys have a bias.
@@ -237,9 +253,8 @@ fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (QkvKernels, Attenti
     (
         match (is_fused, gate) {
             (true, None) => QkvKernels::Fused,
-            (true, Some(AttentionGate::InQueries | AttentionGate::Tensor { width: _, activation: _ })) => {
-                QkvKernels::FusedInDecode
-            }
+            (true, Some(AttentionGate::Tensor { width: _, activation: _ })) => QkvKernels::Fused,
+            (true, Some(AttentionGate::InQueries)) => QkvKernels::FusedInDecode,
             (false, _) => QkvKernels::Separate,
         },
         if paged { AttentionKernels::Paged } else { AttentionKernels::General },
@@ -256,6 +271,14 @@ fn mask_code(mask: Mask) -> (u32, u32) {
         Mask::Chunk(n) => (2, reach(n)),
         Mask::Full => (3, 0),
         Mask::SymmetricWindow(n) => (4, reach(n)),
+    }
+}
+
+/// The activation's number in the kernels (`GateActivation` of `heads.cuh`).
+fn gate_activation_code(activation: GateActivation) -> u32 {
+    match activation {
+        GateActivation::Sigmoid => 0,
+        GateActivation::Softplus => 1,
     }
 }
 
@@ -323,7 +346,8 @@ impl ModelRunner {
             ..LinearOp::stored("", &a.qkv[0])
         };
         self.product(&qkv, input, n_embd, n)?;
-        self.run_attention(batch.cache, i, a, batch.size)?;
+        let gate = self.gate(batch, a, input)?;
+        self.run_attention(batch.cache, i, a, batch.size, gate)?;
         let input = self.input(&self.buffers.att, &self.buffers.packed_att, n);
         Ok(SublayerOutput::Product { label: "attention output", linear: &a.out, input })
     }
@@ -356,11 +380,29 @@ impl ModelRunner {
         Ok(Some((args.queries, a.n_head * a.head_dim)))
     }
 
-    /// The first query head's gate, or null, and the elements from one token's to the next one's. Each head's query is followed by
-    /// its gate.
-    fn gates(&self, a: &CudaAttention) -> (DevicePtr<f32>, u32) {
-        let gates = if a.has_gates { self.buffers.qkv.slice().skip(a.head_dim) } else { DeviceSlice::NONE };
-        (gates.ptr(), a.stride() as u32)
+    /// Launches the product of a gate that has a matrix of its own, to the scratch. Returns where attention finds its gates.
+    fn gate(&mut self, batch: MicroBatch<'_>, a: &CudaAttention, input: LinearInput) -> Result<GateArgs, CudaError> {
+        Ok(match &a.gate {
+            None => GateArgs::zeroed(),
+            Some(CudaGate::InQueries) => GateArgs {
+                gates: self.buffers.qkv.slice().skip(a.head_dim).ptr(),
+                stride: a.stride() as u32,
+                head_step: 2 * a.head_dim as u32,
+                element_step: 1,
+                activation: gate_activation_code(GateActivation::Sigmoid),
+            },
+            Some(CudaGate::Matrix { linear, width, activation }) => {
+                let n_rows = linear.weight.n_rows;
+                let [gates] = self.scratch_rows(batch, [n_rows]);
+                self.store("gates", linear, input, gates, batch.size.n_tokens)?;
+                let (head_step, element_step) = match width {
+                    GateWidth::Element => (a.head_dim as u32, 1),
+                    GateWidth::Head => (1, 0),
+                };
+                let activation = gate_activation_code(*activation);
+                GateArgs { gates: gates.ptr(), stride: n_rows as u32, head_step, element_step, activation }
+            }
+        })
     }
 
     /// Launches attention over the projections in `qkv`; the result goes to `att`, and packed to `packed_att` where the output
@@ -371,6 +413,7 @@ impl ModelRunner {
         i: usize,
         a: &CudaAttention,
         size: MicroBatchSize,
+        gate: GateArgs,
     ) -> Result<(), CudaError> {
         let n = size.n_tokens;
         let [k_cache, v_cache] = cache.layer_pages(i);
@@ -382,7 +425,7 @@ impl ModelRunner {
         let splits = n_splits(n, a.n_head_kv * n_chunks);
         let separate = self.separate_inputs(cache, i, a, size)?;
         let (qkv, stride) = separate.unwrap_or((self.buffers.qkv.ptr(), a.stride()));
-        let (gates, gate_stride) = self.gates(a);
+        let follows_queries = matches!(a.gate, Some(CudaGate::InQueries));
         let args = AttentionArgs {
             inputs: a.inputs,
             tokens: self.buffers.tokens.ptr(),
@@ -405,11 +448,11 @@ impl ModelRunner {
             mask: a.mask,
             reach: a.reach,
             soft_cap: a.soft_cap,
-            gates,
-            gate_stride,
-            q_step: (a.head_dim * if a.has_gates && separate.is_none() { 2 } else { 1 }) as u32,
+            gate,
+            q_step: (a.head_dim * if follows_queries && separate.is_none() { 2 } else { 1 }) as u32,
             k_at: a.qkv[0].n_rows as u32,
             v_at: (a.qkv[0].n_rows + a.n_head_kv * a.head_dim) as u32,
+            unused: 0,
         };
         // These kernels read all keys and values from the cache, so new ones have to be appended before.
         let is_prefill = size.n_query_tiles > 0;
@@ -475,8 +518,6 @@ impl ModelRunner {
             tickets: base.tickets,
             sinks: base.sinks,
             slopes: ptr_or_null(a.slopes.as_ref()),
-            gates: base.gates,
-            gate_stride: base.gate_stride,
             n_head: base.n_head,
             n_head_kv: base.n_head_kv,
             key_dim: base.head_dim,
@@ -486,6 +527,8 @@ impl ModelRunner {
             mask: base.mask,
             reach: base.reach,
             soft_cap: base.soft_cap,
+            unused: 0,
+            gate: base.gate,
         };
         let grid = LaunchGrid { blocks: [a.n_head, splits, n_tokens], threads: 128, shared: 4 * (a.head_dim + 128) };
         self.launch(of_cache(kernels::GENERAL_ATTENTION, cache_type), "", grid, &args)
@@ -514,8 +557,8 @@ impl ModelRunner {
             mask: base.mask,
             reach: base.reach,
             soft_cap: base.soft_cap,
-            gate_stride: base.gate_stride,
-            gates: base.gates,
+            unused: 0,
+            gate: base.gate,
         };
         let shared = 2 * 2 * 2 * 64 * (a.head_dim + 8);
         let grid = LaunchGrid { blocks: [size.n_query_tiles, a.n_head, 1], threads: 128, shared };

@@ -2,8 +2,8 @@
 
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
 use metal_attention_model::{
-    Activation, AttentionGate, AttentionSpec, FeedForward, GateActivation, GateWidth, Mask, Mixer, ModelShape,
-    ModelSpec, Positions, Rope, RopeFactors, RopeLayout, RopeScaling, Weights,
+    Activation, AttentionGate, AttentionSpec, FeedForward, GateActivation, GateWidth, LoadedModel, Mask, Mixer,
+    ModelShape, ModelSpec, Positions, Rope, RopeFactors, RopeLayout, RopeScaling,
 };
 
 /// The small shape of an architecture with other keys.
@@ -144,8 +144,7 @@ fn the_file_decides_about_gates_norms_and_divisors() {
             let gate = tensors.iter_mut().find(|t| t.name == "blk.1.attn_gate.weight").unwrap();
             gate.shape = vec![256, n_rows];
         });
-        let spec = ModelSpec::from_gguf(&file).unwrap();
-        Weights::load(&file, &spec).map(|_| attention(&spec)[1].gate)
+        LoadedModel::load(&file).map(|model| attention(model.spec())[1].gate)
     };
     assert_eq!(laguna(4).unwrap(), Some(gate(GateWidth::Head, GateActivation::Softplus)));
     assert_eq!(laguna(256).unwrap(), Some(gate(GateWidth::Element, GateActivation::Softplus)));
@@ -156,13 +155,13 @@ fn the_file_decides_about_gates_norms_and_divisors() {
         tensors.retain(|t| !["blk.1.attn_gate.weight", "blk.2.attn_q_norm.weight"].contains(&t.name.as_str()));
         tensors.push(TensorDecl { name: "rope_freqs.weight".into(), shape: vec![32], ty: TensorType::F32 });
     });
-    let spec = ModelSpec::from_gguf(&step).unwrap();
-    let found: Vec<_> = attention(&spec).iter().map(|a| (a.gate.is_some(), a.qk_norm.is_some())).collect();
+    let model = LoadedModel::load(&step).unwrap();
+    let (spec, weights) = (model.spec(), model.weights());
+    let found: Vec<_> = attention(spec).iter().map(|a| (a.gate.is_some(), a.qk_norm.is_some())).collect();
     assert_eq!(found, [(true, true), (false, true), (true, false), (true, true)]);
-    let weights = Weights::load(&step, &spec).unwrap();
     let Mixer::Attention(second) = &weights.layers[1].mixer else { panic!("attention") };
     assert!(second.gate.is_none());
     assert_eq!(weights.rope_factors["rope_freqs"].len(), 32);
-    let n_used = |i: usize| weights.rope_factors(attention(&spec)[i].rope().unwrap(), 64).map(<[f32]>::len);
+    let n_used = |i: usize| weights.rope_factors(attention(spec)[i].rope().unwrap(), 64).map(<[f32]>::len);
     assert_eq!((n_used(0), n_used(3)), (None, Some(32)));
 }

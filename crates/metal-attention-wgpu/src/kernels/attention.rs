@@ -47,7 +47,7 @@ pub struct AttentionShape {
     pub gated: bool,
     /// Element type of the KV cache.
     pub cache: CacheType,
-    /// Elements behind Q, K and V in a token's row: the inputs of the mixer that runs in parallel with attention.
+    /// Elements behind Q, K and V in a token's row: gates, or the inputs of the mixer that runs in parallel with attention.
     pub n_trailing: usize,
 }
 

@@ -48,7 +48,7 @@ pub struct AttentionInputsShape {
     pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
-    /// Elements behind them in a token's row: the inputs of the mixer that runs in parallel with attention.
+    /// Elements behind them in a token's row: gates, or the inputs of the mixer that runs in parallel with attention.
     pub n_trailing: usize,
 }
 

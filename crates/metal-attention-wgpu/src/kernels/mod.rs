@@ -7,6 +7,7 @@
 mod activation;
 mod argmax;
 mod attention;
+mod attention_gate;
 mod attention_inputs;
 mod buffer_copy;
 mod channel_gate;
@@ -39,6 +40,7 @@ mod top_k;
 pub use activation::{Gating, activation, activation_twin};
 pub use argmax::{argmax, argmax_scratch_bytes};
 pub use attention::{AttentionBuffers, AttentionShape, AttentionTwin, MAX_FAST_HEAD_DIM};
+pub use attention_gate::{AttentionGateShape, attention_gate, attention_gate_twin};
 pub use attention_inputs::{
     AttentionInputsBuffers, AttentionInputsShape, KvInputs, attention_inputs, attention_inputs_twin, cached_row_twin,
 };
@@ -114,6 +116,7 @@ pub fn catalogue() -> Vec<PipelineKey> {
         scale::catalogue(),
         activation::catalogue(),
         embedding_sum::catalogue(),
+        attention_gate::catalogue(),
         attention_inputs::catalogue(),
         general_attention::catalogue(),
         latent_inputs::catalogue(),

@@ -2,25 +2,26 @@
 //!
 //! It has two sets of kernels. The *fast* ones (`decode_attention`, or `rope_append` and `prefill_attention`) cover the
 //! common variants and read queries, keys and values from `projected`, as the projections leave them. The *general* ones
-//! (`attention_inputs`, `general_attention`) cover others, none of which has gates: the first of them writes `queries` and
+//! (`attention_inputs`, `general_attention`) cover others, none of which has gates in the matrix of queries: the first of them writes `queries` and
 //! stores keys and values in the KV cache. [`AttentionKernels::new`] chooses; [`supports`] refuses what neither set covers.
+//! A gate with a matrix of its own is applied to the result of either by `attention_gate`.
 //!
 //! The rows of the scratch buffer `projected` are: `n_head` gates (if there are any; raw, their sigmoid is applied later),
-//! `n_head` query heads, `n_head_kv` key heads, `n_head_kv` value heads, each of `head_dim` elements; then the inputs of a
-//! parallel Mamba-2, if there is one. Keys and values are missing in a layer that reads another layer's cache, values in a
+//! `n_head` query heads, `n_head_kv` key heads, `n_head_kv` value heads, each of `head_dim` elements; then the gates that a
+//! matrix of their own produces or the inputs of a parallel Mamba-2, if there are any. Keys and values are missing in a layer that reads another layer's cache, values in a
 //! layer whose values are its keys.
 
 use metal_attention_model::{
-    AttentionGate, AttentionSpec, AttentionWeights, KvSource, Linear, Mask, NormKind, NormOver, NormWeights, Positions, QkNorm,
-    RopeLayout, alibi_slopes,
+    AttentionGate, AttentionSpec, AttentionWeights, KvSource, Linear, Mask, NormKind, NormOver, NormWeights, Positions,
+    QkNorm, RopeLayout, alibi_slopes,
 };
 use wgpu::Buffer;
 
 use super::LayerPages;
 use crate::activations::{ActivationWidths, widen};
 use crate::kernels::{
-    self, AttentionBuffers, AttentionInputsBuffers, AttentionInputsShape, AttentionShape, GeneralAttention,
-    GeneralAttentionBuffers, KvInputs, MAX_FAST_HEAD_DIM, MatvecOutput,
+    self, AttentionBuffers, AttentionGateShape, AttentionInputsBuffers, AttentionInputsShape, AttentionShape,
+    GeneralAttention, GeneralAttentionBuffers, KvInputs, MAX_FAST_HEAD_DIM, MatvecOutput,
 };
 use crate::plan::{BranchInput, LastProduct, PlanBuilder};
 use crate::weights::{Uploads, WgpuLinear, concat};
@@ -32,12 +33,14 @@ pub(crate) struct WgpuAttention {
     /// Its kernels, with their sizes.
     pub(crate) kernels: AttentionKernels,
     /// The projections to gates of heads (if any), queries, keys and values (if the layer has its own), stacked; below
-    /// them that to the inputs of a parallel Mamba-2, if there is one.
+    /// them that to gates with a matrix of their own, or that to the inputs of a parallel Mamba-2.
     pub(crate) qkv: WgpuLinear,
     /// Weights of the norms of queries and of keys, then their biases, as far as there are any.
     qk_norm: Option<Buffer>,
     /// Score of the sink and slope of `ALiBi` for each head, `[n_head, 2]`.
     sinks_and_slopes: Option<Buffer>,
+    /// The gate of the result, where a matrix of its own produces it.
+    gate: Option<AttentionGateShape>,
     /// The output projection.
     pub(crate) out: WgpuLinear,
 }
@@ -69,9 +72,6 @@ pub(super) fn supports(spec: &AttentionSpec) -> Result<(), &'static str> {
         })
         | None => {}
     }
-    if matches!(spec.gate, Some(AttentionGate::Tensor { width: _, activation: _ })) {
-        return Err("a gate of attention's result with a tensor of its own");
-    }
     if spec.gate == Some(AttentionGate::InQueries) && fast_attention(spec, LayerPages::UNKNOWN).is_none() {
         return Err("gates of what attention of that kind gives");
     }
@@ -84,6 +84,12 @@ impl AttentionKernels {
     /// # Panics
     /// If it has gates that [`supports`] refuses.
     pub(crate) fn new(w: &AttentionWeights, pages: LayerPages) -> Self {
+        let gate_rows = w.spec.gate_rows().unwrap_or(0);
+        Self::without_gate_rows(w, pages).with_trailing(gate_rows)
+    }
+
+    /// The kernels, for rows of queries, keys and values without gates behind them.
+    fn without_gate_rows(w: &AttentionWeights, pages: LayerPages) -> Self {
         let a = &w.spec;
         let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());
         let qk_norm_bias = has_bias(&w.q_norm) || has_bias(&w.k_norm);
@@ -108,7 +114,10 @@ impl AttentionKernels {
             fused_qkv: _,
             gate,
         } = *a;
-        assert!(gate.is_none(), "gates of such attention are refused before its kernels are chosen");
+        assert!(
+            gate != Some(AttentionGate::InQueries),
+            "gates of such attention are refused before its kernels are chosen"
+        );
         let (rope, slopes) = match positions {
             Positions::None => (None, false),
             Positions::Rope(rope) => (Some((rope.n_rot, rope.layout)), false),
@@ -161,8 +170,16 @@ impl AttentionKernels {
         }
     }
 
-    /// These kernels, for rows of Q, K and V with `n_trailing` more elements behind them: the inputs of the mixer that
-    /// runs in parallel with attention.
+    /// Elements of a token's row in `projected`.
+    fn row_len(&self) -> usize {
+        match self {
+            Self::Fast(shape) => shape.qkv_row(),
+            Self::General(inputs, _) => inputs.row(),
+        }
+    }
+
+    /// These kernels, for rows of Q, K and V with `n_trailing` more elements behind them: gates, or the inputs of the mixer
+    /// that runs in parallel with attention.
     fn with_trailing(self, n_trailing: usize) -> Self {
         match self {
             Self::Fast(shape) => Self::Fast(AttentionShape { n_trailing, ..shape }),
@@ -180,7 +197,7 @@ impl AttentionKernels {
 
     /// Widens the scratch buffers.
     pub(super) fn widen(&self, widths: &mut ActivationWidths) {
-        widen(&mut widths.projected, self.qkv_len());
+        widen(&mut widths.projected, self.row_len());
         match self {
             Self::Fast(shape) => {
                 widen(&mut widths.mixer_out, shape.att_len());
@@ -222,7 +239,8 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
     let gated = match gate {
         None => false,
         Some(AttentionGate::InQueries) => true,
-        Some(AttentionGate::Tensor { width: _, activation: _ }) => return None,
+        // `attention_gate` applies it to the result.
+        Some(AttentionGate::Tensor { width: _, activation: _ }) => false,
     };
     let window = match mask {
         Mask::Causal => None,
@@ -286,10 +304,29 @@ impl WgpuAttention {
         let of_head = |h: usize| [&w.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
         let sinks_and_slopes: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
         let has_some = w.sinks.is_some() || slopes.is_some();
-        let of_queries = if spec.gate == Some(AttentionGate::InQueries) { gates_and_queries(spec, &w.q) } else { vec![w.q.clone()] };
-        let qkv: Vec<_> = of_queries.iter().chain(&w.k).chain(&w.v).chain(parallel).collect();
+        let of_queries =
+            if spec.gate == Some(AttentionGate::InQueries) { gates_and_queries(spec, &w.q) } else { vec![w.q.clone()] };
+        let qkv: Vec<_> = of_queries.iter().chain(&w.k).chain(&w.v).chain(&w.gate).chain(parallel).collect();
+        let kernels = AttentionKernels::new(w, pages);
+        let kernels = match parallel {
+            None => kernels,
+            // `layer_supports` refuses gates with a matrix of their own beside it.
+            Some(linear) => kernels.with_trailing(linear.weight.n_rows()),
+        };
+        let gate = match spec.gate {
+            None | Some(AttentionGate::InQueries) => None,
+            Some(AttentionGate::Tensor { width, activation }) => Some(AttentionGateShape {
+                n_head: spec.n_head,
+                head_dim: spec.head_dim,
+                width,
+                activation,
+                stride: kernels.row_len(),
+                first: kernels.qkv_len(),
+            }),
+        };
         Ok(Self {
-            kernels: AttentionKernels::new(w, pages).with_trailing(parallel.map_or(0, |linear| linear.weight.n_rows())),
+            kernels,
+            gate,
             qkv: concat(gpu, "Q, K and V", &qkv, uploads)?,
             qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
             sinks_and_slopes: has_some.then(|| gpu.upload("sinks and slopes", &sinks_and_slopes)).transpose()?,
@@ -329,7 +366,7 @@ impl<'a> PlanBuilder<'a> {
         i: usize,
         w: &'a WgpuAttention,
     ) -> Result<LastProduct<'a>, WgpuError> {
-        let WgpuAttention { kernels, qkv: _, qk_norm, sinks_and_slopes, out } = w;
+        let WgpuAttention { kernels, qkv: _, qk_norm, sinks_and_slopes, gate, out } = w;
         let scratch = self.scratch;
         match kernels {
             AttentionKernels::Fast(shape) => {
@@ -339,6 +376,9 @@ impl<'a> PlanBuilder<'a> {
                 self.attention_inputs(dispatches, i, inputs_shape, qk_norm.as_ref())?;
                 self.general_attention(dispatches, i, attention_shape, sinks_and_slopes.as_ref())?;
             }
+        }
+        if let Some(gate) = gate {
+            dispatches.push(kernels::attention_gate(self.gpu, gate, &scratch.projected, &scratch.mixer_out)?);
         }
         Ok(LastProduct::new(out, &scratch.mixer_out))
     }

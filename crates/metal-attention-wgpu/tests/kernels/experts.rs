@@ -405,10 +405,15 @@ fn shapes_and_expert_choices() {
 
 #[test]
 fn activations_gates_and_biases() {
-    let activations =
-        [Activation::Silu, Activation::Gelu, Activation::ReluSquared, Activation::ClampedSwiglu { limit: 3.0 }];
+    let activations = [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::ReluSquared,
+        Activation::ClampedSwiglu { limit: 3.0 },
+        Activation::ClampedSilu { limit: 2.0 },
+    ];
     for (i, gpu) in variants().iter().enumerate() {
-        // The variants after the first test one activation.
+        // The variants after the first test those with a limit.
         let activations = if i == 0 { &activations[..] } else { &activations[3..] };
         for (j, &activation) in activations.iter().enumerate() {
             for (k, (gated, bias, weights_inputs)) in

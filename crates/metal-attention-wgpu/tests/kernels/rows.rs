@@ -1,11 +1,11 @@
-//! Kernels over rows of the residual stream, `norm`, `scale`, `row_gate`, `embedding_sum` and `activation`, against
-//! their twins.
+//! Kernels over rows, `norm`, `scale`, `row_gate`, `attention_gate`, `embedding_sum` and `activation`, against their twins.
 
 use crate::support::{nmse, on_variants, poisoned, random, run, run_sized, variants};
-use metal_attention_model::{Activation, BatchToken, NormKind};
+use metal_attention_model::{Activation, BatchToken, GateActivation, GateWidth, NormKind};
 use metal_attention_wgpu::kernels::{
-    Gating, NormShape, ScaleShape, activation, activation_twin, embedding_sum, embedding_sum_twin, norm, norm_twin,
-    row_gate, row_gate_twin, scale, scale_twin,
+    AttentionGateShape, Gating, NormShape, ScaleShape, activation, activation_twin, attention_gate,
+    attention_gate_twin, embedding_sum, embedding_sum_twin, norm, norm_twin, row_gate, row_gate_twin, scale,
+    scale_twin,
 };
 use metal_attention_wgpu::{BatchDims, batch_words};
 
@@ -105,6 +105,7 @@ fn activations_match_their_twin() {
         Activation::Gelu,
         Activation::ReluSquared,
         Activation::ClampedSwiglu { limit: 7.0 },
+        Activation::ClampedSilu { limit: 5.0 },
         Activation::SparseGelu { n_std: 0.8 },
     ];
     for gpu in variants() {
@@ -147,4 +148,39 @@ fn row_gates_match_their_twin() {
             assert!(error < 1e-12, "n {n}, {n_tokens} tokens: {error:e}");
         }
     }
+}
+
+#[test]
+fn gates_of_attention_match_their_twin() {
+    for gpu in variants() {
+        for (n_head, head_dim, n_tokens) in [(1, 2, 1), (3, 40, 7), (6, 64, 33), (5, 96, 2)] {
+            for width in [GateWidth::Element, GateWidth::Head] {
+                for activation in [GateActivation::Sigmoid, GateActivation::Softplus] {
+                    let (n, first) = (n_head * head_dim, 2 * head_dim + 1);
+                    let stride = first + n + 3;
+                    let shape = AttentionGateShape { n_head, head_dim, width, activation, stride, first };
+                    // From where a gate lets almost nothing through to where powers overflow.
+                    let cube = |x: &f32| 100.0 * x * x * x;
+                    let projected: Vec<f32> = random(1, stride * n_tokens).iter().map(cube).collect();
+                    let y = random(2, n * n_tokens);
+                    let [gpu_projected, gpu_y] = [&projected, &y].map(|v| gpu.upload("x", v).unwrap());
+                    run(gpu, &[attention_gate(gpu, &shape, &gpu_projected, &gpu_y).unwrap()], n_tokens);
+                    let rows = projected.chunks(stride).zip(y.chunks(n));
+                    let want: Vec<f32> = rows.flat_map(|(row, y)| attention_gate_twin(&shape, row, y)).collect();
+                    let got: Vec<f32> = gpu.read(&gpu_y, want.len()).unwrap();
+                    let error = nmse(&got, &want);
+                    assert!(error < 1e-12, "{shape:?}, {n_tokens} tokens: {error:e}");
+                    // Small factors are as exact as large ones.
+                    for (got, want) in got.iter().zip(&want) {
+                        assert!((got - want).abs() <= 2e-5 * want.abs() + 1e-30, "{shape:?}: {got} for {want}");
+                    }
+                }
+            }
+        }
+    }
+    let gpu = &variants()[0];
+    let [projected, y] = [10, 8].map(|n| poisoned(gpu, n));
+    let (width, activation) = (GateWidth::Element, GateActivation::Sigmoid);
+    let shape = AttentionGateShape { n_head: 2, head_dim: 4, width, activation, stride: 10, first: 3 };
+    assert!(attention_gate(gpu, &shape, &projected, &y).is_err(), "gates beyond the row");
 }

@@ -10,8 +10,6 @@ use metal_attention::{
 };
 #[cfg(feature = "wgpu")]
 use metal_attention::{ModelSpec, SessionOptions, WgpuExecutor};
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-use metal_attention_model::{AttentionGate, LayerSpec};
 use metal_attention_testing::SeenParts;
 #[cfg(feature = "wgpu")]
 use metal_attention_testing::models::architectures;
@@ -84,10 +82,10 @@ fn argmax(row: &[f32]) -> usize {
 
 /// Holds the models to the references: `limit` is the most that the NMSE may be. With `seen` these are the models that have a part
 /// that is not among `seen` and that no model before them has.
-/// `set_up` takes a model, the length of its context and whether to compute exactly; `None` if the device refuses a part of it.
+/// `set_up` takes a model, the length of its context and whether to compute exactly.
 fn hold_to_references(
     mut seen: Option<SeenParts>,
-    set_up: &dyn Fn(&Model, usize, bool) -> Option<Box<dyn ForwardPass>>,
+    set_up: &dyn Fn(&Model, usize, bool) -> Box<dyn ForwardPass>,
     limit: f64,
 ) {
     let Reference { tokens, models } = reference();
@@ -98,7 +96,7 @@ fn hold_to_references(
             continue;
         }
         // Where experts are quantised the reference took their numbers as floats.
-        let Some(mut pass) = set_up(&model, tokens.len(), case.quantized) else { continue };
+        let mut pass = set_up(&model, tokens.len(), case.quantized);
         let limit = if case.quantized { 1e-6 } else { limit };
         if let Some(want) = case.embedding {
             let pooler = Pooler::new(&model, None);
@@ -122,23 +120,7 @@ fn hold_to_references(
 
 #[test]
 fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
-    hold_to_references(None, &|model, n_ctx, exact| Some(pass(model, n_ctx, 1, exact)), 1e-8);
-}
-
-/// Whether GPUs refuse the model by name: attention has a gate with a tensor of its own, which only the CPU computes. Asserts that
-/// the error says so.
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-fn refused(model: &Model, device: Device) -> bool {
-    let own_gate = |layer: &LayerSpec| {
-        let gate = layer.mixer.attention().and_then(|a| a.gate);
-        matches!(gate, Some(AttentionGate::Tensor { width: _, activation: _ }))
-    };
-    let refused = model.spec().layers.iter().any(own_gate);
-    if refused {
-        let why = pass_on(device, model, 64, 1, false).err().unwrap().to_string();
-        assert!(why.contains("a gate of attention's result with a tensor of its own"), "{why}");
-    }
-    refused
+    hold_to_references(None, &|model, n_ctx, exact| pass(model, n_ctx, 1, exact), 1e-8);
 }
 
 /// All on one device, whose compiled pipelines serve many models.
@@ -146,12 +128,9 @@ fn refused(model: &Model, device: Device) -> bool {
 #[test]
 fn and_so_it_does_on_a_gpu() {
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
-    let set_up = |model: &Model, n_ctx, exact| -> Option<Box<dyn ForwardPass>> {
-        if refused(model, Device::Wgpu) {
-            return None;
-        }
+    let set_up = |model: &Model, n_ctx, exact| -> Box<dyn ForwardPass> {
         let options = SessionOptions { n_ctx, cache_type: CacheType::F32, exact, ..Default::default() };
-        Some(Box::new(WgpuExecutor::session(Arc::clone(&gpu), model.loaded(), &options).unwrap()))
+        Box::new(WgpuExecutor::session(Arc::clone(&gpu), model.loaded(), &options).unwrap())
     };
     // Tests of `wgpu::correctness` hold these models to references.
     let mut seen = SeenParts::default();
@@ -167,10 +146,7 @@ fn and_so_it_does_through_cuda() {
     let built_in = Model::built_in().unwrap();
     match pass_on(Device::Cuda(0), &built_in, 32, 1, false) {
         Ok(_) => {
-            let set_up = |model: &Model, n_ctx, exact| {
-                let refused = refused(model, Device::Cuda(0));
-                (!refused).then(|| pass_on(Device::Cuda(0), model, n_ctx, 1, exact).unwrap())
-            };
+            let set_up = |model: &Model, n_ctx, exact| pass_on(Device::Cuda(0), model, n_ctx, 1, exact).unwrap();
             hold_to_references(crate::cuda::takes_fewer_cases().then(SeenParts::default), &set_up, 1e-6);
         }
         Err(why) => assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}"),

@@ -75,7 +75,7 @@ pub fn check(name: &str, pass: &mut dyn ForwardPass, limit: f64) {
     let hidden = pass.forward_hidden(&batch).unwrap();
     for kind in [OutputKind::Logits, OutputKind::Ids, OutputKind::TopK(5), OutputKind::Hidden] {
         pass.reset();
-        let (outputs, rows) = pass.forward_outputs(&batch, kind, &before).unwrap();
+        let (outputs, rows) = pass.forward_outputs((&batch[..]).into(), kind, &before).unwrap();
         match outputs {
             Outputs::Logits(found) => assert!(found.as_slice() == plain, "{name}: the logits differ"),
             Outputs::Ids(found) => assert_eq!(found, choices, "{name}"),
@@ -91,7 +91,7 @@ pub fn check(name: &str, pass: &mut dyn ForwardPass, limit: f64) {
     let want = traced(&mut *cpu, &step);
     let plain = pass.forward(&step).unwrap().as_slice().to_vec();
     (0..2).for_each(|seq| assert_eq!(pass.rewind(seq, step[seq].pos), step[seq].pos, "{name}"));
-    let (outputs, rows) = pass.forward_outputs(&step, OutputKind::Logits, &before).unwrap();
+    let (outputs, rows) = pass.forward_outputs((&step[..]).into(), OutputKind::Logits, &before).unwrap();
     let Outputs::Logits(found) = outputs else { panic!("{name}: {outputs:?}") };
     let error = nmse(found.as_slice(), &plain);
     assert!(error <= limit, "{name}: NMSE {error:e} of the logits");
@@ -99,15 +99,15 @@ pub fn check(name: &str, pass: &mut dyn ForwardPass, limit: f64) {
     // Before the first layer: the embedding. Without output tokens there are no rows.
     let next =
         [BatchToken { id: 3, seq: 0, pos: 21, output: true }, BatchToken { id: 3, seq: 1, pos: 8, output: true }];
-    let (_, rows) = pass.forward_outputs(&next, OutputKind::Ids, &[0]).unwrap();
+    let (_, rows) = pass.forward_outputs((&next[..]).into(), OutputKind::Ids, &[0]).unwrap();
     let (first, second) = rows.as_slice().split_at(rows.as_slice().len() / 2);
     assert!(first == second && first.iter().any(|&x| x != 0.0), "{name}: one token, two embeddings");
     let silent = [BatchToken { id: 3, seq: 0, pos: 22, output: false }];
-    let (_, rows) = pass.forward_outputs(&silent, OutputKind::Logits, &before).unwrap();
+    let (_, rows) = pass.forward_outputs((&silent[..]).into(), OutputKind::Logits, &before).unwrap();
     assert!(rows.as_slice().is_empty(), "{name}");
     // A layer that there is not: nothing is evaluated.
     let batch = [BatchToken { id: 3, seq: 0, pos: 23, output: true }];
-    let error = pass.forward_outputs(&batch, OutputKind::Logits, &[n_layer + 1]).unwrap_err();
+    let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Logits, &[n_layer + 1]).unwrap_err();
     assert_eq!(error, ForwardError::LayerOutOfRange { layer: n_layer + 1, n_layer }, "{name}");
     assert_eq!(pass.n_past(0), 23, "{name}");
 }
@@ -134,7 +134,7 @@ fn through_wgpu() {
     for name in models {
         let (model, options) = (open(name), options(Device::Wgpu));
         let session = options.session_options(options.n_ctx_of(&model), N_UBATCH);
-        let pass = WgpuExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &session);
+        let pass = WgpuExecutor::session(Arc::clone(&gpu), model.loaded(), &session);
         check(name, &mut pass.unwrap(), 1e-8);
     }
 }

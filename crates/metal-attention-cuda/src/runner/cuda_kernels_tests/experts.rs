@@ -260,7 +260,9 @@ fn weighted_inputs() {
 fn experts_activations() {
     let Some(gpu) = device() else { return };
     for (n, n_items) in [(1, 1), (255, 7), (256, 2), (257, 3), (1000, 5)] {
-        for (activation, gated) in [(0, true), (0, false), (1, true), (1, false), (2, true), (2, false), (3, true)] {
+        for (activation, gated) in
+            [(0, true), (0, false), (1, true), (1, false), (2, true), (2, false), (3, true), (5, true)]
+        {
             let width = if gated { 2 * n } else { n };
             let x: Vec<f32> = random(1, n_items * width).iter().map(|v| 6.0 * v).collect();
             let (x_buffer, out) = (gpu.upload("x", &x).unwrap(), poisoned(&gpu, n_items * n));

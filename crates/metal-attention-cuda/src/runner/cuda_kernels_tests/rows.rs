@@ -140,6 +140,7 @@ pub(super) fn activated(activation: u32, parameter: f64, gate: &[f64], up: Optio
                 let low = v.min(parameter);
                 low / (1.0 + (-1.702 * low).exp()) * up.map_or(1.0, |up| 1.0 + up.clamp(-parameter, parameter))
             }
+            5 => (v / (1.0 + (-v).exp())).min(parameter) * up.map_or(1.0, |up| up.clamp(-parameter, parameter)),
             _ => gelu((v - cutoff).max(0.0)) * up.unwrap_or(1.0),
         }
     };
@@ -153,13 +154,13 @@ fn activations() {
     let runner = &mut pass.runner;
     runner.exact = false;
     for (i, n_ff) in [1, 2, 63, 64, 65, 1000, 2048, 2049, 5000].into_iter().enumerate() {
-        for activation in 0..5 {
+        for activation in 0..6 {
             for (with_up, n_tokens) in [(true, [5, 17, 1][i % 3]), (false, [2, 8][i % 2])] {
                 let what = format!("activation {activation} of {n_tokens} times {n_ff}, up {with_up}");
                 runner.max_few_tokens = if i.is_multiple_of(2) { 0 } else { usize::MAX };
                 let (order, stride) = (runner.packed_layout(n_tokens), if with_up { 2 * n_ff } else { n_ff });
                 let x: Vec<f32> = random(5, n_tokens * stride).iter().map(|v| 6.0 * v).collect();
-                let parameter = [0.0, 0.0, 0.0, 3.5, 0.7][activation as usize];
+                let parameter = [0.0, 0.0, 0.0, 3.5, 0.7, 3.5][activation as usize];
                 let buffer = gpu.upload("gate and up", &x).unwrap();
                 let out = poisoned(&gpu, n_tokens * n_ff);
                 let packed = gpu.upload("packed", &vec![0xffff_u16; packed_len(n_ff, order)]).unwrap();

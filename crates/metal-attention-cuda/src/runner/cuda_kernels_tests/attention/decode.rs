@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::{WIDE, assert_close, device, launch, packed_len, poisoned, read, unpacked};
-use super::{CHUNK, F32_ERROR, Setup, Shape, WINDOW, assert_packed, shape};
+use super::{CHUNK, F32_ERROR, Gate, Setup, Shape, WINDOW, assert_packed, shape};
 use crate::CudaDevice;
 use crate::args::AttentionArgs;
 use crate::kernels;
@@ -116,11 +116,15 @@ fn decode_attention_with_norms_ropes_masks_and_gates() {
         Shape { norm: 1, norm_after_rope: true, n_rot: 24, rotation: 2, ..plain },
         Shape { rotation: 0, n_rot: 0, soft_cap: 2.5, ..plain },
         Shape { n_rot: 30, sinks: true, ..plain },
-        Shape { gated: true, norm: 1, ..plain },
+        Shape { gate: Gate::InQueries, norm: 1, ..plain },
         Shape { mask: WINDOW, reach: 1, ..plain },
         Shape { mask: WINDOW, reach: 17, sinks: true, ..plain },
         Shape { mask: WINDOW, reach: 65, ..plain },
-        Shape { mask: WINDOW, reach: 128, gated: true, ..plain },
+        Shape { mask: WINDOW, reach: 128, gate: Gate::InQueries, ..plain },
+        Shape { gate: Gate::Elements { softplus: false }, sinks: true, ..plain },
+        Shape { gate: Gate::Elements { softplus: true }, ..plain },
+        Shape { gate: Gate::Heads { softplus: false }, mask: WINDOW, reach: 17, ..plain },
+        Shape { gate: Gate::Heads { softplus: true }, ..plain },
         Shape { mask: CHUNK, reach: 50, ..plain },
         Shape { mask: CHUNK, reach: 64, ..plain },
     ]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::super::{Expected, assert_close, device, launch, poisoned, random, read};
-use super::{EPS, Setup, Shape, shape};
+use super::{EPS, Gate, Setup, Shape, shape};
 use crate::CudaDevice;
 use crate::args::AttentionInputsArgs;
 use crate::kernels;
@@ -163,7 +163,8 @@ fn attention_inputs() {
         ] {
             case += 1;
             let rotation = if n_rot == 0 { 0 } else { 1 + case % 2 };
-            let shape = Shape { norm, norm_after_rope, gated, rotation, f16: case % 3 != 0, ..plain };
+            let gate = if gated { Gate::InQueries } else { Gate::None };
+            let shape = Shape { norm, norm_after_rope, gate, rotation, f16: case % 3 != 0, ..plain };
             check(&gpu, shape, inputs);
         }
     }

@@ -17,7 +17,7 @@ use half::f16;
 
 use super::{Expected, assert_close, random, read};
 use crate::CudaDevice;
-use crate::args::{AttentionArgs, HeadArgs, PagesArgs, TokenArgs};
+use crate::args::{AttentionArgs, GateArgs, HeadArgs, PagesArgs, TokenArgs};
 use crate::device::CudaBuffer;
 use crate::slice::{DevicePtr, F16};
 
@@ -34,6 +34,46 @@ const CHUNK: u32 = 2;
 const FULL: u32 = 3;
 const NEAR: u32 = 4;
 
+/// A gate of the result.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Gate {
+    None,
+    /// After each query, with the sigmoid.
+    InQueries,
+    /// One for each element of the result.
+    Elements {
+        softplus: bool,
+    },
+    /// One for each head.
+    Heads {
+        softplus: bool,
+    },
+}
+
+impl Gate {
+    /// Elements from one head's gates to the next one's, and from that of one element to the next one's.
+    fn steps(self, dim: usize) -> [usize; 2] {
+        match self {
+            Self::None => [0, 0],
+            Self::InQueries => [2 * dim, 1],
+            Self::Elements { softplus: _ } => [dim, 1],
+            Self::Heads { softplus: _ } => [1, 0],
+        }
+    }
+
+    /// The factor of a gate.
+    fn factor(self, gate: f32) -> f64 {
+        let gate = f64::from(gate);
+        match self {
+            Self::None => 1.0,
+            Self::InQueries | Self::Elements { softplus: false } | Self::Heads { softplus: false } => {
+                1.0 / (1.0 + (-gate).exp())
+            }
+            Self::Elements { softplus: true } | Self::Heads { softplus: true } => gate.exp().ln_1p(),
+        }
+    }
+}
+
 /// An attention.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
@@ -48,7 +88,7 @@ struct Shape {
     norm_after_rope: bool,
     soft_cap: f32,
     sinks: bool,
-    gated: bool,
+    gate: Gate,
     mask: u32,
     reach: usize,
     f16: bool,
@@ -67,7 +107,7 @@ fn shape(n_head: usize, n_head_kv: usize, dim: usize) -> Shape {
         norm_after_rope: false,
         soft_cap: 0.0,
         sinks: false,
-        gated: false,
+        gate: Gate::None,
         mask: CAUSAL,
         reach: 0,
         f16: true,
@@ -76,7 +116,7 @@ fn shape(n_head: usize, n_head_kv: usize, dim: usize) -> Shape {
 
 impl Shape {
     fn q_step(&self) -> usize {
-        if self.gated { 2 * self.dim } else { self.dim }
+        if self.gate == Gate::InQueries { 2 * self.dim } else { self.dim }
     }
 
     fn k_at(&self) -> usize {
@@ -89,6 +129,11 @@ impl Shape {
 
     fn stride(&self) -> usize {
         self.v_at() + self.n_head_kv * self.dim
+    }
+
+    /// Elements from one token's gates to the next one's, where they are not among the queries: some more than there are gates.
+    fn gate_stride(&self) -> usize {
+        self.n_head * self.dim + 3
     }
 
     fn scale(&self) -> f32 {
@@ -135,6 +180,9 @@ struct Setup {
     sinks: Vec<f32>,
     sink_buffer: CudaBuffer,
     qkv: Vec<f32>,
+    /// Gates that are not among the queries, `[n_tokens, gate_stride]`.
+    gates: Vec<f32>,
+    gate_buffer: CudaBuffer,
 }
 
 impl Setup {
@@ -186,6 +234,7 @@ impl Setup {
         // Scores of some 4. Ready queries are scaled already.
         let size = if appended { 6.0 * shape.scale() } else { 3.0 };
         let qkv: Vec<f32> = random(14, tokens.len() * shape.stride()).iter().map(|v| size * v).collect();
+        let gates: Vec<f32> = random(15, tokens.len() * shape.gate_stride()).iter().map(|v| 8.0 * v).collect();
         let empty = || gpu.zeros("cache", 16).unwrap();
         let mut setup = Self {
             gpu: Arc::clone(gpu),
@@ -204,6 +253,8 @@ impl Setup {
             rope,
             sinks,
             qkv,
+            gate_buffer: gpu.upload("gates", &gates).unwrap(),
+            gates,
         };
         setup.buffers = [0, 1].map(|which| {
             let elements = setup.elements(which, n_pages, undefined);
@@ -376,11 +427,16 @@ impl Setup {
                     let weight = (score - largest).exp() / sum;
                     out.iter_mut().zip(row(1, at)).for_each(|(out, v)| *out += weight * f64::from(*v));
                 }
-                let gates = i * self.shape.stride() + head * self.shape.q_step() + dim;
-                for (d, out) in out.iter_mut().enumerate() {
-                    if self.shape.gated {
-                        *out /= 1.0 + (-f64::from(self.qkv[gates + d])).exp();
+                let gate = self.shape.gate;
+                let gates = match gate {
+                    Gate::InQueries => &self.qkv[i * self.shape.stride() + dim..],
+                    Gate::None | Gate::Elements { softplus: _ } | Gate::Heads { softplus: _ } => {
+                        &self.gates[i * self.shape.gate_stride()..]
                     }
+                };
+                let [head_step, element_step] = gate.steps(dim);
+                for (d, out) in out.iter_mut().enumerate() {
+                    *out *= gate.factor(gates[head * head_step + d * element_step]);
                 }
                 // Values are at most 1, those of new tokens 3.
                 results.extend(out.iter().map(|value| Expected { value: *value, error: 3.0 * error }));
@@ -407,6 +463,18 @@ impl Setup {
         PagesArgs { pages: self.page_table.ptr(), n_pages: self.max_pages as u32, unused: 0 }
     }
 
+    fn gate_args(&self, qkv: &CudaBuffer) -> GateArgs {
+        let [head_step, element_step] = self.shape.gate.steps(self.shape.dim).map(|step| step as u32);
+        let (gates, stride, activation) = match self.shape.gate {
+            Gate::None => (DevicePtr::NULL, 0, 0),
+            Gate::InQueries => (qkv.slice().skip(self.shape.dim).ptr(), self.shape.stride(), 0),
+            Gate::Elements { softplus } | Gate::Heads { softplus } => {
+                (self.gate_buffer.ptr(), self.shape.gate_stride(), u32::from(softplus))
+            }
+        };
+        GateArgs { gates, stride: stride as u32, head_step, element_step, activation }
+    }
+
     /// Arguments without the division among blocks.
     fn args(&self, qkv: &CudaBuffer, out: DevicePtr<f32>, packed: DevicePtr<F16>, order: u32) -> AttentionArgs {
         let s = &self.shape;
@@ -428,8 +496,7 @@ impl Setup {
             mask: s.mask,
             reach: s.reach as u32,
             soft_cap: s.soft_cap,
-            gates: if s.gated { qkv.slice().skip(s.dim).ptr() } else { DevicePtr::NULL },
-            gate_stride: s.stride() as u32,
+            gate: self.gate_args(qkv),
             q_step: s.q_step() as u32,
             k_at: s.k_at() as u32,
             v_at: s.v_at() as u32,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::f16;
 
 use super::super::{Expected, WIDE, assert_close, device, launch, packed_len, poisoned, read, unpacked};
-use super::{CHUNK, F32_ERROR, FULL, NEAR, Setup, Shape, WINDOW, assert_packed, shape};
+use super::{CHUNK, F32_ERROR, FULL, Gate, NEAR, Setup, Shape, WINDOW, assert_packed, shape};
 use crate::CudaDevice;
 use crate::args::{GeneralAttentionArgs, PrefillArgs, QueryTileArgs};
 use crate::kernels;
@@ -88,8 +88,8 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         mask: base.mask,
         reach: base.reach,
         soft_cap: base.soft_cap,
-        gate_stride: base.gate_stride,
-        gates: base.gates,
+        unused: 0,
+        gate: base.gate,
     };
     let shared = 2 * 2 * 2 * 64 * (shape.dim + 8);
     let grid = LaunchGrid { blocks: [tiles.len(), shape.n_head, 1], threads: 128, shared };
@@ -118,11 +118,15 @@ fn prefill_attention_with_masks_caps_sinks_and_gates() {
     for (i, shape) in [
         Shape { soft_cap: 2.5, ..plain },
         Shape { sinks: true, ..plain },
-        Shape { gated: true, ..plain },
+        Shape { gate: Gate::InQueries, ..plain },
         Shape { mask: WINDOW, reach: 1, ..plain },
         Shape { mask: WINDOW, reach: 17, sinks: true, ..plain },
         Shape { mask: WINDOW, reach: 65, ..plain },
-        Shape { mask: WINDOW, reach: 128, gated: true, ..plain },
+        Shape { mask: WINDOW, reach: 128, gate: Gate::InQueries, ..plain },
+        Shape { gate: Gate::Elements { softplus: false }, sinks: true, ..plain },
+        Shape { gate: Gate::Elements { softplus: true }, ..plain },
+        Shape { gate: Gate::Heads { softplus: false }, mask: WINDOW, reach: 17, ..plain },
+        Shape { gate: Gate::Heads { softplus: true }, ..plain },
         Shape { mask: CHUNK, reach: 50, ..plain },
         Shape { mask: CHUNK, reach: 64, ..plain },
         Shape { mask: FULL, ..plain },
@@ -164,8 +168,6 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         tickets: tickets.ptr(),
         sinks: base.sinks,
         slopes: if alibi { slope_buffer.ptr() } else { DevicePtr::NULL },
-        gates: base.gates,
-        gate_stride: base.gate_stride,
         n_head: base.n_head,
         n_head_kv: base.n_head_kv,
         key_dim: base.head_dim,
@@ -175,6 +177,8 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         mask: base.mask,
         reach: base.reach,
         soft_cap: base.soft_cap,
+        unused: 0,
+        gate: base.gate,
     };
     let grid = LaunchGrid { blocks: [shape.n_head, n_splits, n], threads: 128, shared: 4 * (shape.dim + 128) };
     let kernel = kernels::GENERAL_ATTENTION[usize::from(!shape.f16)];
@@ -201,7 +205,9 @@ fn general_attention() {
         shape(2, 2, 512),
         Shape { soft_cap: 2.5, ..plain },
         Shape { sinks: true, ..plain },
-        Shape { gated: true, ..plain },
+        Shape { gate: Gate::InQueries, ..plain },
+        Shape { gate: Gate::Elements { softplus: true }, ..plain },
+        Shape { gate: Gate::Heads { softplus: false }, ..plain },
         Shape { mask: WINDOW, reach: 17, sinks: true, ..plain },
         Shape { mask: WINDOW, reach: 129, ..plain },
         Shape { mask: CHUNK, reach: 50, ..plain },
