@@ -29,11 +29,11 @@ struct ResultGate {
 };
 ASSERT_LAYOUT(ResultGate);
 
-// Element d of a head's result, times the factor of its gate.
+// Element d of a head's result, times the factor of its gate. There are gates.
 __device__ __forceinline__ float apply_gate(const ResultGate& gate, u32 token, u32 head, u32 d, float v) {
     const float g = gate.gates[(size_t)token * gate.stride + head * gate.head_step + d * gate.element_step];
     if (gate.activation == GATE_SOFTPLUS) {
-        // ln(1 + e) by its series where 1 + e would round off most of e. The library's log1pf needs more registers.
+        // ln(1 + e), for small e by its series: the sum with 1 and __logf have errors of 1e-7, whatever e is. The library's log1pf needs more registers.
         const float e = __expf(-fabsf(g));
         return v * (fmaxf(g, 0.0f) + (e < 0.01f ? e * (1.0f - e * (0.5f - e * (1.0f / 3.0f))) : __logf(1.0f + e)));
     }

@@ -1,4 +1,4 @@
-//! The memory that a launch may touch in each buffer: [`KernelArgs::bounds`] states it for each address among a kernel's arguments, and
+//! The memory that a launch touches in each buffer, as far as the host knows it: [`KernelArgs::bounds`] states it for each address among a kernel's arguments, and
 //! [`check`] compares it with the allocations. In debug builds `CudaDevice::launch` does so before each launch; a release build
 //! keeps no list of allocations and checks nothing.
 //!
@@ -92,10 +92,10 @@ impl Bounds {
     }
 }
 
-/// Whether launches are checked: in debug builds. In others all functions below are empty.
+/// Whether launches are checked: in debug builds. In others nothing is noted or compared.
 const CHECKS: bool = cfg!(debug_assertions);
 
-/// An error if `launch` may reach beyond a buffer.
+/// An error if what the host knows of `launch` reaches beyond a buffer.
 pub(crate) fn check<A: KernelArgs>(launch: &Launch, args: &A) -> Result<(), CudaError> {
     let mut bounds = Bounds { kernel: launch.kernel, error: None };
     if CHECKS {

@@ -38,7 +38,7 @@ pub(crate) enum LaunchOrder {
 
 impl CudaDevice {
     /// Appends a launch of `kernel` to the stream. `args` is the kernel's only parameter. Does not wait. In debug builds an error if
-    /// the launch may reach beyond a buffer ([`KernelArgs::bounds`]).
+    /// what [`KernelArgs::bounds`] states reaches beyond a buffer; what indices in device memory select is not checked.
     ///
     /// # Safety
     /// The addresses in `args` are null where the kernel allows it, or of memory that is freed only after the stream has been awaited
@@ -96,16 +96,19 @@ impl CudaDevice {
         launches: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<CudaGraph, CudaError> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream belongs to the device, and only `launches` uses it meanwhile, as the forward pass is borrowed.
+        // SAFETY: the stream belongs to the device, and only `launches` uses it meanwhile: the caller has the runner to itself. A graph that was made is destroyed on every path.
         unsafe {
             check("begin a graph", sys::cuStreamBeginCapture_v2(self.stream(), mode))?;
             let outcome = launches();
             let mut graph = std::ptr::null_mut();
             let ended = check("end a graph", sys::cuStreamEndCapture(self.stream(), &raw mut graph));
-            outcome.and(ended)?;
             let mut exec = std::ptr::null_mut();
-            let made = check("make a graph", sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
-            let _ = sys::cuGraphDestroy(graph);
+            let made = outcome
+                .and(ended)
+                .and_then(|()| check("make a graph", sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)));
+            if !graph.is_null() {
+                let _ = sys::cuGraphDestroy(graph);
+            }
             made?;
             Ok(CudaGraph { device: Arc::clone(self), exec })
         }

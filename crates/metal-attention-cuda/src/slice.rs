@@ -1,8 +1,8 @@
 //! [`DeviceSlice`] and [`DevicePtr`]: parts of device buffers, as the host handles them and as kernels take them.
 //!
-//! Both are `Copy` and without a lifetime. A launch borrows the whole [`ModelRunner`](crate::runner) mutably, and a CUDA graph keeps
-//! addresses beyond any borrow; what keeps the memory alive is the order of the stream, for which `CudaBuffer::drop` waits. So a
-//! lifetime would say something else than the rule that holds.
+//! Both are `Copy` and without a lifetime. Launches run after the call that submits them, and a CUDA graph keeps addresses beyond any
+//! borrow; what keeps the memory alive is the order of the stream, for which `CudaBuffer::drop` waits. So a lifetime would say
+//! something else than the rule that holds.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -5,8 +5,8 @@ use crate::{Layer, Parts, Residual};
 /// The operations that a layer is made of, on a backend's residual stream `x`, `[n_tokens, n_embd]`. `'w` is the
 /// lifetime of the weights. [`run_layer`](Self::run_layer) calls them.
 ///
-/// Mixers and feed-forwards end before their last product, so that [`join`](Self::join) can let it add to `x` directly.
-/// Errors: as the backend has them.
+/// Mixers and most feed-forwards end before their last product, so that [`join`](Self::join) can let it add to `x`
+/// directly.
 pub trait LayerOps<'w, P: Parts + 'w> {
     /// The input of a mixer or a feed-forward: the normed residual stream, computed or still to be computed by the products
     /// that read it.

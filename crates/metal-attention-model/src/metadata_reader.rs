@@ -270,13 +270,13 @@ impl<'a> MetadataReader<'a> {
             scaling: self.rope_scaling(n_ctx_train)?,
             attn_factor: self.positive_f32("rope.scaling.attn_factor", 1.0)?,
             factors,
-            sections: self.rope_sections()?,
+            sections: None,
         };
         self.check_rope(&rope, head_dim).map(|()| rope)
     }
 
-    /// The sections of RoPE, one after the other; `None` if the file has none.
-    fn rope_sections(&self) -> Result<Option<RopeSections>, ModelError> {
+    /// The sections of RoPE; `None` if the file has none. Architectures whose rotation has none do not read them.
+    pub(crate) fn rope_sections(&self, interleaved: bool) -> Result<Option<RopeSections>, ModelError> {
         let key = "rope.dimension_sections";
         let numbers = self.opt_numbers(key)?;
         if numbers.iter().all(|&n| n == 0) {
@@ -287,7 +287,7 @@ impl<'a> MetadataReader<'a> {
             *size = u32::try_from(n).unwrap_or(u32::MAX);
             self.check(key, n, *size <= 1 << 16, "sections this large are not plausible")?;
         }
-        Ok(Some(RopeSections { sizes, interleaved: false }))
+        Ok(Some(RopeSections { sizes, interleaved }))
     }
 
     /// Checks that the rotated elements fit in a head.

@@ -8,7 +8,7 @@ use crate::spec::{
     Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, ModelSpec, Norm, NormKind, OutputHead, OutputScale,
     OutputSpec, PerLayerEmbedding, Pooling, ResidualStreams,
 };
-use crate::{ModelError, RopeFactors, RopeLayout, RopeSections};
+use crate::{ModelError, RopeFactors, RopeLayout};
 
 /// A Llama-like decoder with norms and RoPE of the given kinds: norms before attention and feed-forward, gated
 /// feed-forwards with SiLU, an output head.
@@ -161,11 +161,11 @@ impl ModelSpec {
         self.attention_mut().filter_map(|(_, a)| a.rope_mut())
     }
 
-    /// Lets the sections of RoPE alternate, where the file has any.
-    pub(super) fn interleave_rope_sections(&mut self) {
-        for rope in self.rope_mut() {
-            rope.sections = rope.sections.map(|sections| RopeSections { interleaved: true, ..sections });
-        }
+    /// Sets the sections of RoPE, where the file has any.
+    pub(super) fn set_rope_sections(&mut self, k: &MetadataReader<'_>, interleaved: bool) -> Result<(), ModelError> {
+        let sections = k.rope_sections(interleaved)?;
+        self.rope_mut().for_each(|rope| rope.sections = sections);
+        Ok(())
     }
 
     /// The RoPE of the layers that `windowed` marks and that have one.

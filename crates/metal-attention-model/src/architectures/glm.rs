@@ -17,9 +17,9 @@ pub(super) fn chatglm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
 /// GLM 4 (0414), Z1: also norms of results, half of each head rotated, fused gate and up.
 pub(super) fn glm4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     // GLM 4.1V, which has RoPE sections for images, uses NeoX rotation.
-    let sections = k.opt_numbers("rope.dimension_sections")?.iter().any(|&n| n > 0);
-    let layout = if sections { RopeLayout::Halves } else { RopeLayout::Interleaved };
+    let layout = if k.rope_sections(false)?.is_some() { RopeLayout::Halves } else { RopeLayout::Interleaved };
     let mut m = decoder(k, NormKind::Rms, layout)?;
+    m.set_rope_sections(k, false)?;
     m.add_post_norms(k.norm(NormKind::Rms)?);
     m.dense_mut().for_each(|dense| dense.fused = true);
     Ok(m)
@@ -29,6 +29,7 @@ pub(super) fn glm4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
 /// the last, which predict further tokens, are not used.
 pub(super) fn glm4moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    m.set_rope_sections(k, false)?;
     let norm = k.norm(NormKind::Rms)?;
     for layer in &mut m.layers {
         layer.feed_forward_norm = Some(norm.with_tensor("post_attention_norm"));

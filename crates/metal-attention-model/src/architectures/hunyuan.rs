@@ -41,6 +41,13 @@ pub(super) fn hunyuan_dense(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelEr
     Ok(m)
 }
 
+/// Hunyuan-VL's text model: sections of RoPE, one after the other.
+pub(super) fn hunyuan_vl(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = hunyuan_dense(k)?;
+    m.set_rope_sections(k, false)?;
+    Ok(m)
+}
+
 /// Hunyuan 3: norms of queries and keys before the rotation; experts chosen by sigmoid in all layers but the first.
 pub(super) fn hunyuan3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;

@@ -25,9 +25,16 @@ pub(super) fn neighbours(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError
     Ok(m)
 }
 
-/// EXAONE 3, openPangu Embedded (with its biases), the text model of `PaddleOCR-VL`: NeoX rotation (halves).
+/// EXAONE 3, openPangu Embedded (with its biases): NeoX rotation (halves).
 pub(super) fn halves(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     decoder(k, NormKind::Rms, RopeLayout::Halves)
+}
+
+/// The text model of `PaddleOCR-VL`: NeoX rotation in sections, one after the other.
+pub(super) fn paddleocr(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = halves(k)?;
+    m.set_rope_sections(k, false)?;
+    Ok(m)
 }
 
 /// XVERSE: with its own output head.

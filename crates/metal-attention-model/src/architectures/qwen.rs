@@ -25,6 +25,13 @@ pub(super) fn qwen2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
+/// Qwen 2-VL and 2.5-VL: sections of RoPE, one after the other.
+pub(super) fn qwen2vl(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    let mut m = qwen2(k)?;
+    m.set_rope_sections(k, false)?;
+    Ok(m)
+}
+
 /// Qwen 1.5 and 2 with experts, and a gated shared expert.
 pub(super) fn qwen2moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
@@ -40,14 +47,14 @@ pub(super) fn qwen2moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> 
 /// Qwen 3-VL.
 pub(super) fn qwen3vl(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = qwen3(k)?;
-    m.interleave_rope_sections();
+    m.set_rope_sections(k, true)?;
     Ok(m)
 }
 
 /// Qwen 3-VL with experts.
 pub(super) fn qwen3vlmoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = qwen3moe(k)?;
-    m.interleave_rope_sections();
+    m.set_rope_sections(k, true)?;
     Ok(m)
 }
 

@@ -12,7 +12,9 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Qwen 3.5 with dense feed-forwards.
 pub(super) fn qwen35(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
-    hybrid(k, KeySharing::Interleaved, DeltaGates::OfHeads { paired: false })
+    let mut m = hybrid(k, KeySharing::Interleaved, DeltaGates::OfHeads { paired: false })?;
+    m.set_rope_sections(k, true)?;
+    Ok(m)
 }
 
 /// Qwen 3.5 with experts.
@@ -46,7 +48,6 @@ fn hybrid(k: &MetadataReader<'_>, sharing: KeySharing, gates: DeltaGates) -> Res
     let mixers = (0..n_layer).map(mixer).collect::<Result<_, _>>()?;
     let mut m = around(k, NormKind::Rms, mixers)?;
     m.norm_heads(norm.eps);
-    m.interleave_rope_sections();
     let scale = k.opt_positive_f32("attention.scale")?;
     for (_, a) in m.attention_mut() {
         a.gate = Some(AttentionGate::InQueries);

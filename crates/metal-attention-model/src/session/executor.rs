@@ -119,7 +119,7 @@ pub trait Executor: Send {
     /// Bytes that it holds. `results`: bytes of the session's buffer of results, in host memory.
     fn memory_use(&self, results: usize) -> MemoryUse;
 
-    /// Called before a batch is checked and its steps are run. Errors: the watch is cancelled, or the device is lost.
+    /// Called before the steps of a batch are run. Errors: the watch ([`Watch`](crate::Watch)) is cancelled, or the device is lost.
     fn begin_batch(&mut self) -> Result<(), ForwardError>;
 
     /// Copies a page of all layers of a cache group, before the step that is run next.
@@ -146,9 +146,10 @@ pub trait Executor: Send {
         1
     }
 
-    /// Submits the greedy decode steps with the numbers `ahead`, without waiting for them. Number 0 evaluates the tokens of
-    /// `step`, one of each of at most [`StepLimits::n_ahead`] sequences; number n evaluates the ids that number n - 1 has
-    /// chosen, n positions later. Pages and slots are assigned or reserved for all. Returns what each step is read from, in
+    /// Submits the greedy decode steps with the numbers `ahead`, counted from `step`, without waiting for them. Number 0
+    /// evaluates the tokens of `step`, one of each of at most [`StepLimits::n_ahead`] sequences; number n evaluates the ids
+    /// that number n - 1 has chosen, n slots later. Those before `ahead` are in flight or read already: the executor keeps the
+    /// ids that were chosen last on its device. Pages and slots are assigned or reserved for all. Returns what each step is read from, in
     /// order. Errors: as of [`run`](Self::run).
     fn submit(&mut self, step: &Step, ahead: Range<usize>) -> Result<Vec<Self::InFlight>, ForwardError> {
         let _ = (step, ahead);

@@ -60,7 +60,7 @@ impl<E: Executor> Session<E> {
         &self.pages
     }
 
-    /// The page table. Steps have returned their shares of it, so that this copies nothing.
+    /// The page table. A step that an executor still holds keeps the table as it was: then this copies it.
     fn pages(&mut self) -> &mut PageTable {
         Arc::make_mut(&mut self.pages)
     }

@@ -73,7 +73,7 @@ pub(super) fn supports(spec: &AttentionSpec) -> Result<(), &'static str> {
         | None => {}
     }
     if spec.gate == Some(AttentionGate::InQueries) && fast_attention(spec, LayerPages::UNKNOWN).is_none() {
-        return Err("gates of what attention of that kind gives");
+        return Err("gates in the matrix of queries, with attention that the general kernels compute");
     }
     Ok(())
 }
@@ -93,7 +93,8 @@ impl AttentionKernels {
         let a = &w.spec;
         let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());
         let qk_norm_bias = has_bias(&w.q_norm) || has_bias(&w.k_norm);
-        if let Some(shape) = fast_attention(a, pages).filter(|_| !qk_norm_bias) {
+        // Their norm of queries and keys is an RMSNorm, which has no bias.
+        if let Some(shape) = fast_attention(a, pages) {
             return Self::Fast(shape);
         }
         let AttentionSpec {
@@ -215,8 +216,9 @@ pub(super) fn widen_for_general_attention(widths: &mut ActivationWidths, attenti
     widen(&mut widths.partial, attention.partial_len());
 }
 
-/// The fast kernels for `a`, if they support it: causal attention, with or without a window, with RoPE or no positions,
-/// with an optional RMSNorm of each head before RoPE, and either a cap on the scores or sinks.
+/// The fast kernels for `a`, if they support it: causal attention over keys and values of its own, with or without a window, with
+/// RoPE or no positions, of heads of at most [`MAX_FAST_HEAD_DIM`] elements. An RMSNorm of heads before RoPE, with one weight for all
+/// heads, is optional; sinks are not combined with it. No norm of values, no clamp, no temperature.
 fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape> {
     let AttentionSpec {
         n_head,
