@@ -374,7 +374,7 @@ pub fn micro_batches<'b>(
 ) -> Vec<&'b [BatchToken]> {
     if !spec.is_causal() {
         let micro_batches = whole_sequences(batch, n_ubatch).into_iter();
-        return micro_batches.flat_map(|tokens| causal_micro_batches(tokens, n_ubatch, max_outputs, &[])).collect();
+        return micro_batches.flat_map(|tokens| causal_micro_batches(tokens, tokens.len(), max_outputs, &[])).collect();
     }
     causal_micro_batches(batch, n_ubatch, max_outputs, wholes)
 }
@@ -468,6 +468,15 @@ mod tests {
         assert_eq!(whole(4, 2..5), [2, 4, 1]);
         assert_eq!(whole(4, 0..4), [4, 3]);
         assert_eq!(whole(5, 3..7), [3, 4]);
+        // Without a causal mask a sequence is longer than a micro-batch.
+        let encoder = ModelSpec::from_metadata(&crate::ModelShape::custom("bert").unwrap().metadata()).unwrap();
+        let token = |seq, pos| BatchToken { id: 0, seq, pos, output: true };
+        let two: Vec<_> = (0..7).map(|pos| token(0, pos)).chain((0..2).map(|pos| token(1, pos))).collect();
+        let lengths = |n_ubatch| -> Vec<usize> {
+            micro_batches(&encoder, &two, n_ubatch, 9, &[]).iter().map(|micro_batch| micro_batch.len()).collect()
+        };
+        assert_eq!(lengths(4), [7, 2]);
+        assert_eq!(lengths(9), [9]);
     }
 
     #[test]

@@ -88,10 +88,6 @@ pub fn attention_gate_twin(shape: &AttentionGateShape, projected: &[f32], y: &[f
 }
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
-    let shape =
-        |width, activation| AttentionGateShape { n_head: 6, head_dim: 64, width, activation, stride: 1024, first: 640 };
-    vec![
-        key(&shape(GateWidth::Element, GateActivation::Sigmoid)),
-        key(&shape(GateWidth::Head, GateActivation::Softplus)),
-    ]
+    let (width, activation) = (GateWidth::Head, GateActivation::Softplus);
+    vec![key(&AttentionGateShape { n_head: 6, head_dim: 64, width, activation, stride: 1024, first: 640 })]
 }
