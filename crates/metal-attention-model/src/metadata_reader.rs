@@ -284,7 +284,7 @@ impl<'a> MetadataReader<'a> {
         }
         let mut sizes = [0; 4];
         for (size, &n) in sizes.iter_mut().zip(&numbers) {
-            *size = u32::try_from(n).unwrap_or(u32::MAX);
+            *size = n;
             self.check(key, n, *size <= 1 << 16, "sections this large are not plausible")?;
         }
         Ok(Some(RopeSections { sizes, interleaved }))

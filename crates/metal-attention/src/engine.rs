@@ -11,7 +11,7 @@ pub(crate) const DEFAULT_N_CTX: usize = 4096;
 /// Default of [`EngineOptions::state_cache`], in bytes.
 const DEFAULT_STATE_CACHE: usize = 256 << 20;
 
-/// Options of a [`ForwardPass`].
+/// Options of a [`ForwardPass`](crate::ForwardPass).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineOptions {
     /// The device that runs the model.

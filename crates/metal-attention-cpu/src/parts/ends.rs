@@ -17,13 +17,12 @@ impl MicroBatchRun<'_> {
         };
         resize(&mut self.scratch.x, tokens.len() * n_embd);
         for (t, (token, row)) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)).enumerate() {
-            match self.inputs.and_then(|inputs| inputs.of_token(token)) {
-                Some((span, i)) => row.copy_from_slice(&span.rows[i * n_embd..][..n_embd]),
-                None => {
-                    embedding(&weights.token_embd, token.id as usize, row);
-                    if spec.embedding.scale != 1.0 {
-                        scale_by(row, spec.embedding.scale);
-                    }
+            if let Some((span, i)) = self.inputs.and_then(|inputs| inputs.of_token(token)) {
+                row.copy_from_slice(&span.rows[i * n_embd..][..n_embd]);
+            } else {
+                embedding(&weights.token_embd, token.id as usize, row);
+                if spec.embedding.scale != 1.0 {
+                    scale_by(row, spec.embedding.scale);
                 }
             }
             if let Some(token_type) = &weights.token_type {

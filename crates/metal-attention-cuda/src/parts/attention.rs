@@ -252,8 +252,7 @@ fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (QkvKernels, Attenti
     let is_fused = paged && plain && *kv == KvSource::Own;
     (
         match (is_fused, gate) {
-            (true, None) => QkvKernels::Fused,
-            (true, Some(AttentionGate::Tensor { width: _, activation: _ })) => QkvKernels::Fused,
+            (true, None | Some(AttentionGate::Tensor { width: _, activation: _ })) => QkvKernels::Fused,
             (true, Some(AttentionGate::InQueries)) => QkvKernels::FusedInDecode,
             (false, _) => QkvKernels::Separate,
         },

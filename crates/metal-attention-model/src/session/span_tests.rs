@@ -17,8 +17,12 @@ fn session(architecture: &str, n_ubatch: usize) -> Session<NullExecutor> {
 
 fn tokens(pass: &dyn ForwardPass, seq: usize, n: usize) -> Vec<BatchToken> {
     let start = pass.n_past(seq);
-    let token =
-        |pos: usize| BatchToken { id: (pos * 37 % 200) as u32, seq, pos, output: pos % 7 == 0 || pos + 1 == start + n };
+    let token = |pos: usize| BatchToken {
+        id: (pos * 37 % 200) as u32,
+        seq,
+        pos,
+        output: pos.is_multiple_of(7) || pos + 1 == start + n,
+    };
     (start..start + n).map(token).collect()
 }
 

@@ -239,10 +239,9 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         gate,
     } = *a;
     let gated = match gate {
-        None => false,
         Some(AttentionGate::InQueries) => true,
-        // `attention_gate` applies it to the result.
-        Some(AttentionGate::Tensor { width: _, activation: _ }) => false,
+        // `attention_gate` applies a gate with a tensor of its own to the result.
+        None | Some(AttentionGate::Tensor { width: _, activation: _ }) => false,
     };
     let window = match mask {
         Mask::Causal => None,

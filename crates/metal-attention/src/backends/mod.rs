@@ -1,6 +1,6 @@
 //! The backends of this build: [`CPU`], [`CUDA`] and [`WGPU`]. What a backend offers the rest of the workspace is
 //! [`Backend`] and, once it has set up a model, [`BackendPass`]. This is the one place where the Cargo features `cuda` and
-//! `wgpu` decide anything; a backend that is not compiled in is an [`Unavailable`](unavailable::Unavailable).
+//! `wgpu` decide anything; a backend that is not compiled in is an `Unavailable`.
 
 mod ceilings;
 mod cpu;

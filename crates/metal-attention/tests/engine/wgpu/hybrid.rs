@@ -188,8 +188,8 @@ fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
         assert!(reached <= 4 * PAGE, "{name}: {reached}");
         close(&logits(&mut pass, 0, &ids[reached..]), rest(reached), name);
         // The memory: the KV pages, the state of an empty sequence and three of the running one.
-        let state = 4 * StateLayout::new(&toy.model.spec()).n_elements();
-        let elements = CacheGroups::new(&toy.model.spec(), small_capacity()).n_elements(&toy.model.spec()) as usize;
+        let state = 4 * StateLayout::new(toy.model.spec()).n_elements();
+        let elements = CacheGroups::new(toy.model.spec(), small_capacity()).n_elements(toy.model.spec()) as usize;
         assert_eq!(pass.kv_cache_bytes(), 4 * elements + 4 * state, "{name}");
     }
 }
@@ -396,7 +396,7 @@ fn random_operations_give_the_results_of_the_cpu() {
             state ^= state << 17;
             (state >> 33) as usize % n
         };
-        let state_cache = [1 << 20, 0, 5 * 4 * StateLayout::new(&toy.model.spec()).n_elements()][seed as usize % 3];
+        let state_cache = [1 << 20, 0, 5 * 4 * StateLayout::new(toy.model.spec()).n_elements()][seed as usize % 3];
         let mut pass = on_gpu(&gpu, toy, &SessionOptions { n_seq: N_SEQ, state_cache, ..options() });
         let mut fresh = on_cpu(toy);
         let mut sequences = vec![Vec::new(); N_SEQ];
@@ -515,7 +515,7 @@ fn sequences_without_memory_for_their_states_are_refused() {
 fn states_are_limited_to_the_size_of_a_binding() {
     let toy = &models().into_iter().find(|toy| toy.name == "a convolution last").unwrap();
     let max_binding = 1 << 16;
-    let layout = StateLayout::new(&toy.model.spec());
+    let layout = StateLayout::new(toy.model.spec());
     let needed = |state_cache| {
         let options = SessionOptions { state_cache, ..options() };
         WgpuExecutor::memory_needed(&toy.model, &options, max_binding).kv_cache
