@@ -163,15 +163,21 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         factor /= sum[r];
         const u32 row = row0 + 8 * r;
         if (row >= tile.n) continue;
+        if (a.gate.gates) {
+            // A loop of its own: inside the next one, code that is mostly skipped would be fetched for each element.
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                const u32 d = 8 * n + 2 * t, token = tile.token + row;
+                out[n][2 * r] = apply_gate(a.gate, token, head, d, out[n][2 * r] * factor);
+                out[n][2 * r + 1] = apply_gate(a.gate, token, head, d + 1, out[n][2 * r + 1] * factor);
+            }
+            factor = 1.0f;
+        }
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
-            const u32 d = 8 * n + 2 * t, token = tile.token + row;
-            float v[2] = {out[n][2 * r] * factor, out[n][2 * r + 1] * factor};
-            if (a.gate.gates) {
-                v[0] = apply_gate(a.gate, token, head, d, v[0]);
-                v[1] = apply_gate(a.gate, token, head, d + 1, v[1]);
-            }
-            *(half2*)(a.packed + packed_input(token, head * D + d, a.n_token_tiles)) = __floats2half2_rn(v[0], v[1]);
+            const u32 k = head * D + 8 * n + 2 * t;
+            *(half2*)(a.packed + packed_input(tile.token + row, k, a.n_token_tiles)) =
+                __floats2half2_rn(out[n][2 * r] * factor, out[n][2 * r + 1] * factor);
         }
     }
 }

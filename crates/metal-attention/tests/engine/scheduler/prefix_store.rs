@@ -173,21 +173,18 @@ fn a_sequence_too_large_for_the_store_does_not_evict_its_prefix() {
 fn a_waiting_request_evicts_no_finished_sequence() {
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { n_ctx: Some(512), n_cache: Some(512), n_seq: 4, ..engine() };
-    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 2, ..Default::default() });
+    let (scheduler, gate) = start_with_gate(&model, &engine, SchedulerOptions { n_parallel: 2, ..Default::default() });
     let request = |ids: Vec<u32>, n| Request { ignore_eos: true, ..greedy(ids, n) };
     let prompt = token_ids(1, 100);
     let finished = read(scheduler.submit(request(prompt.clone(), 5)).unwrap());
     // Two of eight pages belong to the finished sequence. The running one has three or more, and another would need six.
-    let mut runs = scheduler.submit(request(token_ids(2, 150), 100)).unwrap();
-    let next = |events: &mut metal_attention::scheduler::Events, n: usize| {
-        for _ in 0..n {
-            events.blocking_recv().unwrap();
-        }
-    };
-    next(&mut runs, 1);
+    let held = gate.close();
+    let runs = scheduler.submit(request(token_ids(2, 150), 100)).unwrap();
+    held.let_one_step_pass();
     let waits = scheduler.submit(request(token_ids(3, 350), 5)).unwrap();
-    next(&mut runs, 50);
+    (0..50).for_each(|_| held.let_one_step_pass());
     drop(waits);
+    drop(held);
     assert_eq!(read(runs).error, None);
     let prompt = [prompt, finished.ids, vec![7, 8]].concat();
     assert_eq!(read(scheduler.submit(request(prompt, 5)).unwrap()).usage.cached_tokens, 104);
