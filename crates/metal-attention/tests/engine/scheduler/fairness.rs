@@ -235,20 +235,29 @@ fn embeddings_and_requests_share_the_cache() {
         let ids = |n: usize| (0..n).map(|i| (i * 31 % 500 + 3) as u32).collect::<Vec<_>>();
         let held = controls.gate.close();
         let long: Vec<_> = (0..40).map(|_| scheduler.embed(A, ids(250)).unwrap()).collect();
-        drop(held);
-        wait("the first embeddings", || scheduler.metrics().embedding_tokens > 0);
+        // Steps pass one at a time, so that the counts are those of the moment when a request ends.
+        let pass_until = |done: &dyn Fn() -> bool| {
+            while !done() {
+                held.let_one_step_pass();
+            }
+        };
+        pass_until(&|| scheduler.metrics().embedding_tokens > 0);
         let short = scheduler.embed(B, ids(10)).unwrap();
         let events = scheduler.submit(long_request(C, 1, 100, 5)).unwrap();
+        pass_until(&|| scheduler.metrics().requests.length > 0);
+        assert!(scheduler.metrics().requests.embeddings < 25, "{:?}", scheduler.metrics());
         assert_eq!(pollster::block_on(short).unwrap().len(), 64);
         assert_eq!(read(events).ids, reference(&model, &long_request(C, 1, 100, 5)).0);
-        assert!(scheduler.metrics().requests.embeddings < 25, "{:?}", scheduler.metrics());
         // Then the reverse: an embedding is requested while sequences fill the cache.
         drop(long);
         let requests: Vec<_> = (0..20).map(|i| scheduler.submit(long_request(A, i, 100, 150)).unwrap()).collect();
-        wait("the sequences to run", || scheduler.metrics().generated_tokens > 5);
+        pass_until(&|| scheduler.metrics().generated_tokens > 10);
+        let before = scheduler.metrics().requests.embeddings;
         let embedding = scheduler.embed(B, ids(200)).unwrap();
-        assert_eq!(pollster::block_on(embedding).unwrap().len(), 64);
+        pass_until(&|| scheduler.metrics().requests.embeddings > before);
         assert!(scheduler.metrics().requests.length < 10, "{:?}", scheduler.metrics());
+        assert_eq!(pollster::block_on(embedding).unwrap().len(), 64);
         drop(requests);
+        drop(held);
     }
 }
