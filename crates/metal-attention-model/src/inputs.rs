@@ -201,7 +201,7 @@ pub(crate) fn check_spans(
     let (n_embd, mut end) = (spec.n_embd, 0);
     for span in batch.spans {
         let Span { first, rows, additions, positions, whole_in } = *span;
-        let n = rows.len() / n_embd;
+        let n = span.len(n_embd);
         if n == 0 || !rows.len().is_multiple_of(n_embd) {
             return refused("its rows are not as wide as the model's residual stream");
         }
@@ -209,7 +209,7 @@ pub(crate) fn check_spans(
             return refused("it overlaps another one, or ends beyond the batch");
         }
         end = first + n;
-        let tokens = &batch.tokens[first..end];
+        let tokens = &batch.tokens[span.inputs(n_embd)];
         if tokens.iter().any(|token| token.seq != tokens[0].seq) {
             return refused("its inputs are of several sequences");
         }

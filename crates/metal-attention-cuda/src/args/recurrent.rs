@@ -316,6 +316,19 @@ impl ScanArgs {
 }
 
 impl ConvolutionArgs {
+    /// The convolution of channels that follow each other in the rows `x`, with taps `[n_tap, channels]`, without bias and
+    /// gates. The caller sets the runs and the states.
+    pub(crate) fn of_channels(
+        x: RowsArgs,
+        taps: DevicePtr<f32>,
+        out: DevicePtr<f32>,
+        channels: usize,
+        n_tap: usize,
+    ) -> Self {
+        let n = channels as u32;
+        Self { x, taps, out, channels: n, n_tap: n_tap as u32, block: n, step: n, ..bytemuck::Zeroable::zeroed() }
+    }
+
     /// States the addresses for `n` runs.
     fn bounds_of_runs(&self, n: usize, bounds: &mut Bounds) {
         let (channels, n_tap) = (self.channels as usize, self.n_tap as usize);

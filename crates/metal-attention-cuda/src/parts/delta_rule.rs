@@ -126,16 +126,7 @@ impl ModelRunner {
                 (rows(gates, values), at(channels), rows(decays, spec.n_decays()))
             }
         };
-        let convolution = ConvolutionArgs {
-            x: at(0),
-            taps: w.taps.ptr(),
-            out: conv.ptr(),
-            channels: channels as u32,
-            n_tap: spec.n_tap as u32,
-            block: channels as u32,
-            step: channels as u32,
-            ..ConvolutionArgs::zeroed()
-        };
+        let convolution = ConvolutionArgs::of_channels(at(0), w.taps.ptr(), conv.ptr(), channels, spec.n_tap);
         let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * channels);
         let (kernel, scans, fused_scans) = if w.low_rank.is_some() {
             let (scans, fused) = (kernels::DELTA_RULE_OF_CHANNELS, kernels::DELTA_RULE_OF_CHANNELS_ALONE);

@@ -193,16 +193,10 @@ impl ModelRunner {
         let (width, channels, stride) = (spec.width(), spec.conv_width(), spec.input_width());
         let [inputs, conv, out] = self.scratch_rows(batch, mamba2_widths(spec));
         self.store_all(batch, "Mamba inputs", [&w.input], input, inputs)?;
+        let x = RowsArgs::new(inputs, stride, width);
         let convolution = ConvolutionArgs {
-            x: RowsArgs::new(inputs, stride, width),
-            taps: w.taps.ptr(),
             bias: ptr_or_null(w.conv_bias.as_ref()),
-            out: conv.ptr(),
-            channels: channels as u32,
-            n_tap: spec.n_tap as u32,
-            block: channels as u32,
-            step: channels as u32,
-            ..ConvolutionArgs::zeroed()
+            ..ConvolutionArgs::of_channels(x, w.taps.ptr(), conv.ptr(), channels, spec.n_tap)
         };
         let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * channels);
         let of_conv = |first: usize| RowsArgs::new(conv, channels, first);
@@ -271,16 +265,12 @@ impl ModelRunner {
             MambaDecay::Channels => (0, width, width),
             MambaDecay::Heads(n_head) => (width / n_head, width / n_head, 2 * (width / n_head)),
         };
+        let x = RowsArgs::new(inputs, 2 * width, first);
         let args = ConvolutionArgs {
-            x: RowsArgs::new(inputs, 2 * width, first),
-            taps: w.taps.ptr(),
             bias: ptr_or_null(w.conv_bias.as_ref()),
-            out: conv.ptr(),
-            channels: width as u32,
-            n_tap: spec.n_tap as u32,
             block: block as u32,
             step: step_of as u32,
-            ..ConvolutionArgs::zeroed()
+            ..ConvolutionArgs::of_channels(x, w.taps.ptr(), conv.ptr(), width, spec.n_tap)
         };
         self.convolution(batch, i, args)?;
         self.store_rows(batch, "Mamba selection", &w.select, conv, chosen)?;

@@ -1,6 +1,5 @@
 //! The gated short convolution as a mixer (LFM2): input product, convolution between two gates, output product.
 
-use bytemuck::Zeroable;
 use metal_attention_model::{ShortConvSpec, ShortConvWeights};
 
 use crate::CudaError;
@@ -65,16 +64,10 @@ impl ModelRunner {
         let spec = &w.spec;
         let [inputs, out] = self.scratch_rows(batch, scratch_widths(spec));
         self.store_all(batch, "convolution inputs", [&w.input], input, inputs)?;
+        let x = RowsArgs::new(inputs, 3 * spec.width, 0);
         let args = ConvolutionArgs {
-            x: RowsArgs::new(inputs, 3 * spec.width, 0),
-            taps: w.taps.ptr(),
-            out: out.ptr(),
-            channels: spec.width as u32,
-            n_tap: spec.n_tap as u32,
-            block: spec.width as u32,
-            step: spec.width as u32,
             gated: 1,
-            ..ConvolutionArgs::zeroed()
+            ..ConvolutionArgs::of_channels(x, w.taps.ptr(), out.ptr(), spec.width, spec.n_tap)
         };
         self.convolution(batch, i, args)?;
         let input = self.rows_input(batch, out, spec.width, None)?;

@@ -84,15 +84,7 @@ impl AttentionKernels {
     /// # Panics
     /// If it has gates that [`supports`] refuses.
     pub(crate) fn new(w: &AttentionWeights, pages: LayerPages) -> Self {
-        let gate_rows = w.spec.gate_rows().unwrap_or(0);
-        Self::without_gate_rows(w, pages).with_trailing(gate_rows)
-    }
-
-    /// The kernels, for rows of queries, keys and values without gates behind them.
-    fn without_gate_rows(w: &AttentionWeights, pages: LayerPages) -> Self {
         let a = &w.spec;
-        let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());
-        let qk_norm_bias = has_bias(&w.q_norm) || has_bias(&w.k_norm);
         // Their norm of queries and keys is an RMSNorm, which has no bias.
         if let Some(shape) = fast_attention(a, pages) {
             return Self::Fast(shape);
@@ -119,6 +111,8 @@ impl AttentionKernels {
             gate != Some(AttentionGate::InQueries),
             "gates of such attention are refused before its kernels are chosen"
         );
+        let has_bias = |norm: &Option<NormWeights>| norm.as_ref().is_some_and(|norm| norm.bias.is_some());
+        let qk_norm_bias = has_bias(&w.q_norm) || has_bias(&w.k_norm);
         let (rope, slopes) = match positions {
             Positions::None => (None, false),
             Positions::Rope(rope) => (Some((rope.n_rot, rope.layout)), false),
@@ -143,7 +137,7 @@ impl AttentionKernels {
             n_ctx,
             group,
             cache,
-            n_trailing: 0,
+            n_trailing: a.gate_rows().unwrap_or(0),
         };
         let attention = GeneralAttention {
             n_head,
@@ -179,8 +173,8 @@ impl AttentionKernels {
         }
     }
 
-    /// These kernels, for rows of Q, K and V with `n_trailing` more elements behind them: gates, or the inputs of the mixer
-    /// that runs in parallel with attention.
+    /// These kernels, for rows of Q, K and V with `n_trailing` more elements behind them: the inputs of the mixer that runs in
+    /// parallel with attention.
     fn with_trailing(self, n_trailing: usize) -> Self {
         match self {
             Self::Fast(shape) => Self::Fast(AttentionShape { n_trailing, ..shape }),
@@ -280,7 +274,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         qk_norm_eps,
         gated,
         cache,
-        n_trailing: 0,
+        n_trailing: a.gate_rows().unwrap_or(0),
     })
 }
 

@@ -43,6 +43,11 @@ pub fn start_with_gate(model: &Model, engine: &EngineOptions, options: Scheduler
 
 /// A scheduler for the built-in model with `n` slots.
 pub fn stories(n: usize) -> (Model, Scheduler) {
+    stories_on(n, start)
+}
+
+/// A scheduler for the built-in model with `n` slots, which `start` starts.
+fn stories_on(n: usize, start: fn(&Model, &EngineOptions, SchedulerOptions) -> Scheduler) -> (Model, Scheduler) {
     let model = Model::built_in().unwrap();
     let options = SchedulerOptions { n_parallel: n, ..Default::default() };
     let scheduler = start(&model, &EngineOptions { n_seq: n, ..engine() }, options);
@@ -302,10 +307,7 @@ pub mod null {
 
     /// [`super::stories`].
     pub fn stories(n: usize) -> (Model, Scheduler) {
-        let model = Model::built_in().unwrap();
-        let options = SchedulerOptions { n_parallel: n, ..Default::default() };
-        let scheduler = start(&model, &EngineOptions { n_seq: n, ..engine() }, options);
-        (model, scheduler)
+        stories_on(n, start)
     }
 
     /// [`super::reference`].
