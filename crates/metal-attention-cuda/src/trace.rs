@@ -1,4 +1,4 @@
-//! [`TraceReader`]: rows of the residual stream before chosen layers, on their way from the device to a [`LayerTrace`].
+//! [`TraceReader`]: copies rows of the residual stream before chosen layers from the device to a [`LayerTrace`].
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -48,8 +48,7 @@ impl GgufFile {
     /// [`read`](Self::read) is the same without a condition.
     ///
     /// # Safety
-    /// Nobody truncates the file or changes it in place, in this process or another one, as long as the file or one of its tensors
-    /// exists. Tensors are slices of the mapping: bytes that change under a slice are undefined behaviour, and on Unix, reading a
+    /// No process truncates the file or changes it in place, as long as the value or one of its tensors exists. Tensors are slices of the mapping: bytes that change under a slice are undefined behaviour, and on Unix, reading a
     /// page that is no longer in the file raises the signal `SIGBUS` ([`exit_on_lost_pages`](crate::exit_on_lost_pages)). Replacing
     /// the file by another one, as downloads and [`GgufWriter`](crate::GgufWriter)'s callers do, is no change.
     pub unsafe fn map(path: impl AsRef<Path>) -> Result<Self> {
@@ -193,7 +192,7 @@ impl FilePart {
         }
         let file = File::open(path).map_err(failed("open"))?;
         let storage = match access {
-            // SAFETY: only `GgufFile::map` asks for it, whose caller promises that nobody changes the file.
+            // SAFETY: only `GgufFile::map` passes `Map`; its caller promises that the file does not change.
             FileAccess::Map => unsafe { Storage::map(&file, path) }.map_err(failed("map"))?,
             FileAccess::Read => Storage::read(&file, found.len()).map_err(|source| match source.kind() {
                 io::ErrorKind::OutOfMemory => GgufError::OutOfMemory { path: path.to_owned(), bytes: found.len() },

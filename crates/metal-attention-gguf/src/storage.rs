@@ -31,7 +31,7 @@ impl Storage {
     /// Maps the whole `file`, which must not be empty. `path` is its name for messages.
     ///
     /// # Safety
-    /// Nobody truncates or changes the file as long as the value exists.
+    /// No process truncates or changes the file as long as the value exists.
     #[cfg_attr(not(unix), allow(unused_variables))]
     pub(crate) unsafe fn map(file: &File, path: &Path) -> io::Result<Self> {
         // SAFETY: the mapping is private and read-only, and the caller promises that the file does not change.

@@ -67,8 +67,8 @@ impl Model {
         let gguf = if options.in_memory {
             GgufFile::read(path)
         } else {
-            // SAFETY: the documentation of `open` passes the condition on to the caller. A safe function in spite of it, as in
-            // other programs that map large files: nobody has a use for a model file that changes.
+            // SAFETY: the documentation of `open` passes the condition on to the caller. The function is safe all the same, as in
+            // other programs that map large files: a model file that changes is of no use.
             unsafe { GgufFile::map(path) }
         };
         Self::from_gguf(gguf?, options)

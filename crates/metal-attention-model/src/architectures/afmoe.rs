@@ -9,7 +9,7 @@ use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeFactors, RopeLayout};
 
-/// Every so many layers one has no positions, by its index, whichever layers have windows.
+/// Of this many consecutive layers one has no positions. Its index decides, not the pattern of windows.
 const UNROTATED_PERIOD: usize = 4;
 
 pub(super) fn afmoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {

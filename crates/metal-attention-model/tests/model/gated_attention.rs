@@ -67,7 +67,7 @@ fn layers_with_windows_rotate_otherwise() {
     };
     let bases: Vec<_> = ropes(&spec("step35", without)).iter().map(|rope| rope.unwrap().freq_base).collect();
     assert_eq!(bases, [10_000.0, 10_000.0, 10_000.0, 70_000.0]);
-    // Full layers have no positions, whichever they are.
+    // Full layers have no positions, wherever the pattern has them.
     let muse = spec("muse-glimmer", |m| m.set("muse-glimmer.attention.sliding_window_pattern", vec![0u32, 1, 1, 0]));
     assert_eq!(ropes(&muse).iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, true, false]);
     // Every fourth layer has no positions, whether it has a window or not.

@@ -1,4 +1,4 @@
-//! The error of a GPU's backend, the same whichever backends a build has.
+//! The error of a GPU's backend, the same for all backends that a build has.
 
 use std::error::Error as StdError;
 use std::fmt;
