@@ -1,8 +1,7 @@
 //! Panics of the engine: each running and waiting request gets an error, and the server ends.
 
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use metal_attention::scheduler::SchedulerOptions;
@@ -14,25 +13,25 @@ use crate::client::{Answer, Server};
 use crate::support::Controls;
 use crate::{chat, completion};
 
-/// A server whose engine runs two sequences at once, and the counter that makes its forward pass panic.
-fn server() -> (Server, Arc<AtomicUsize>) {
-    let panic_in = Arc::new(AtomicUsize::new(0));
-    let panic_counter = panic_in.clone();
+/// A server whose engine runs two sequences at once, and the controls of its forward pass.
+fn server() -> (Server, Controls) {
+    let controls = Controls::default();
+    let of_engine = controls.clone();
     let server = Server::with_model(HttpOptions::default(), move || {
         let model = Model::built_in()?;
         let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
-        let pass = Controls { panic_in: panic_counter, ..Default::default() }.pass(&model, &engine);
+        let pass = of_engine.pass(&model, &engine);
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
         Ok(LoadedModel::start(model, pass, &options).unwrap())
     });
     server.wait_until_ready();
-    (server, panic_in)
+    (server, controls)
 }
 
 /// Completions, chats and embeddings, streamed or not, running or waiting, all end with the error `engine_failed`.
 #[test]
 fn an_engine_panic_fails_all_requests_and_ends_the_server() {
-    let (mut server, panic_in) = server();
+    let (mut server, controls) = server();
     let json = ["Content-Type: application/json"];
     let body = |stream: bool| json!({"stream": stream, "max_tokens": 400, "ignore_eos": true});
     // Connections that are open when the engine panics.
@@ -46,6 +45,13 @@ fn an_engine_panic_fails_all_requests_and_ends_the_server() {
     });
     let mut events = server.stream("/v1/completions", &completion(&body(true)));
     events.next().unwrap();
+    // No request ends before all have arrived.
+    let held = controls.gate.close();
+    let wait_for = |n: f64| {
+        while server.metric("requests_running") + server.metric("requests_waiting") < n {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
     let mut not_streamed = Vec::new();
     for i in 0..4 {
         let (path, request) = if i % 2 == 0 {
@@ -56,12 +62,12 @@ fn an_engine_panic_fails_all_requests_and_ends_the_server() {
         not_streamed.push(server.send_only("POST", path, &json, request.to_string().as_bytes()));
     }
     let chats = server.stream("/v1/chat/completions", &chat(&body(true)));
+    wait_for(6.0);
     let input = json!({"input": vec!["Once upon a time"; 200]}).to_string();
     let embeddings = server.send_only("POST", "/v1/embeddings", &json, input.as_bytes());
-    while server.metric("requests_running") + server.metric("requests_waiting") < 10.0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic_in.store(5, Ordering::Relaxed);
+    wait_for(10.0);
+    controls.panic_in.store(5, Ordering::Relaxed);
+    drop(held);
 
     for answer in not_streamed.into_iter().chain([embeddings]).map(Answer::read) {
         // 503: the request had not reached the engine yet.
