@@ -7,7 +7,9 @@
 use std::cell::RefCell;
 
 use metal_attention_gguf::Tensor;
-use metal_attention_model::{Layer, Linear, Loaded, ModelSpec, NormWeights, Rope, StreamsWeights, Weights};
+use metal_attention_model::{
+    Layer, LayerSpec, Linear, Loaded, ModelSpec, NormWeights, Rotation, StreamsWeights, Weights,
+};
 
 use crate::error::CpuError;
 use crate::kernels::matmul::WeightMatrix;
@@ -61,16 +63,6 @@ pub(crate) struct PreparedPerLayer {
     pub(crate) model_proj: PreparedLinear,
     /// The norm of the projection.
     pub(crate) proj_norm: NormWeights,
-}
-
-/// One RoPE rotation.
-pub(crate) struct Rotation {
-    /// Radians per position of each pair of elements, `[n_rot / 2]`.
-    pub(crate) frequencies: Vec<f64>,
-    /// The component of the position that rotates each pair, `[n_rot / 2]`.
-    pub(crate) components: Vec<usize>,
-    /// A factor on cosines and sines, and so on the length of the rotated vector (YaRN's attention factor).
-    pub(crate) magnitude: f64,
 }
 
 impl PreparedWeights {
@@ -150,20 +142,8 @@ impl PreparedWeights {
 
 /// The different rotations of a model, and for each layer the index of its rotation.
 fn rotations(spec: &ModelSpec, weights: &Weights, n_ctx: usize) -> (Vec<Rotation>, Vec<Option<usize>>) {
-    let mut ropes: Vec<Rope> = Vec::new();
-    let mut rotation_of = Vec::with_capacity(spec.n_layer());
-    for layer in &spec.layers {
-        rotation_of.push(layer.mixer.rope().map(|rope| {
-            ropes.iter().position(|r| r == rope).unwrap_or_else(|| {
-                ropes.push(*rope);
-                ropes.len() - 1
-            })
-        }));
-    }
-    let rotation = |rope: &Rope| {
-        let (frequencies, magnitude) = rope.frequencies(weights.rope_factors(rope, n_ctx));
-        let components = (0..frequencies.len()).map(|pair| rope.component(pair)).collect();
-        Rotation { frequencies, components, magnitude }
-    };
-    (ropes.iter().map(rotation).collect(), rotation_of)
+    let ropes = spec.ropes();
+    let index = |layer: &LayerSpec| ropes.iter().position(|rope| Some(rope) == layer.mixer.rope());
+    let rotations = ropes.iter().map(|rope| rope.rotation(weights.rope_factors(rope, n_ctx)));
+    (rotations.collect(), spec.layers.iter().map(index).collect())
 }

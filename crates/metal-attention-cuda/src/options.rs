@@ -1,7 +1,7 @@
 //! [`CudaTuning`], the best size of micro-batches, and the device memory that a model needs.
 
 use metal_attention_model::{
-    CacheGroups, DEFAULT_UBATCH, LayerSpec, LoadedModel, Mask, MemoryUse, ModelSpec, Rope, SessionOptions, Weights,
+    CacheGroups, DEFAULT_UBATCH, LayerSpec, LoadedModel, Mask, MemoryUse, ModelSpec, SessionOptions, Weights,
 };
 
 use crate::CudaExecutor;
@@ -42,7 +42,7 @@ impl CudaExecutor {
         let capacity = options.capacity(spec);
         let groups = CacheGroups::new(spec, capacity);
         let tensors: u64 = weights.tensors().into_iter().map(packed_bytes).sum();
-        let rope_bytes = distinct_ropes(spec).iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
+        let rope_bytes = spec.ropes().iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
         let rope = rope_bytes.saturating_mul(capacity.n_positions() as u64);
         MemoryUse {
             weights: tensors.saturating_add(rope),
@@ -57,15 +57,4 @@ impl CudaExecutor {
             },
         }
     }
-}
-
-/// The different RoPE parameters of the layers, without repetition. Each has a cos/sin table.
-pub(crate) fn distinct_ropes(spec: &ModelSpec) -> Vec<Rope> {
-    let mut ropes = Vec::new();
-    for rope in spec.layers.iter().filter_map(|layer| layer.mixer.rope()) {
-        if !ropes.contains(rope) {
-            ropes.push(*rope);
-        }
-    }
-    ropes
 }

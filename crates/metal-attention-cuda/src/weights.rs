@@ -8,7 +8,6 @@ use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::kernels::Kernels;
 use crate::matrix::{CudaMatrix, TILE};
-use crate::options::distinct_ropes;
 use crate::parts::{CudaEmbedding, CudaLayer};
 use crate::sharding::Shard;
 use crate::slice::DevicePtr;
@@ -138,8 +137,8 @@ impl CudaWeights {
         shard: Option<&Shard>,
         (n_ctx, n_positions): (usize, usize),
     ) -> Result<Self, CudaError> {
-        let ropes = distinct_ropes(spec).into_iter().map(|rope| {
-            let table = rope_table(&rope, weights.rope_factors(&rope, n_ctx), n_positions);
+        let ropes = spec.ropes().into_iter().map(|rope| {
+            let table = rope.rotation(weights.rope_factors(&rope, n_ctx)).table(n_positions);
             Ok((rope, gpu.upload("the RoPE table", &table)?))
         });
         let ropes = ropes.collect::<Result<_, CudaError>>()?;
@@ -170,15 +169,6 @@ impl CudaWeights {
         gpu.wait()?;
         Ok(Self { embedding, layers, output_norm, output, _rope: rope })
     }
-}
-
-/// The RoPE cos/sin table, `[n_positions, n_rot / 2, 2]`: cosine and sine of each pair of elements at each position.
-fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_positions: usize) -> Vec<f32> {
-    let (frequencies, length) = rope.frequencies(factors);
-    (0..n_positions)
-        .flat_map(|pos| frequencies.iter().map(move |f| (pos as f64 * f).sin_cos()))
-        .flat_map(|(sin, cos)| [(cos * length) as f32, (sin * length) as f32])
-        .collect()
 }
 
 impl Loader<'_> {

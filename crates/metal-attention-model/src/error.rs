@@ -109,12 +109,12 @@ pub enum ForwardError {
         /// Maximum tokens of a micro-batch.
         n_ubatch: usize,
     },
-    /// A position beyond those that the context has.
-    #[error("a position of {position} is beyond the context of {n_ctx}")]
+    /// A position beyond those that a sequence can reach.
+    #[error("a position of {position} is beyond the {n_ctx} positions that a sequence can reach")]
     PositionOutOfRange {
         /// The position.
         position: u32,
-        /// Positions of the context.
+        /// The positions that a sequence can reach ([`Capacity::n_positions`](crate::Capacity::n_positions)).
         n_ctx: usize,
     },
     /// The backend evaluates token ids only.

@@ -112,13 +112,13 @@ impl SequenceSpans {
         &self.spans
     }
 
-    /// Whether they follow each other within a sequence of `n` inputs, and all positions are within `n_ctx`.
-    pub(crate) fn are_within(&self, n: usize, n_ctx: usize) -> bool {
+    /// Whether they follow each other within a sequence of `n` inputs, and all positions are below `n_positions`.
+    pub(crate) fn are_within(&self, n: usize, n_positions: usize) -> bool {
         let mut end = 0;
         self.spans.iter().all(|span| {
             let follows = end <= span.start && span.start < span.end && span.end <= n;
             end = span.end;
-            follows && span.position <= span.next_position && span.next_position as usize <= n_ctx
+            follows && span.position <= span.next_position && span.next_position as usize <= n_positions
         })
     }
 

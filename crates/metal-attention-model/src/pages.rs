@@ -114,7 +114,7 @@ impl PageTable {
     }
 
     /// The places that the spans of `batch`, which passes all checks, will have. An error if a position, of a row or of the
-    /// text behind it, is beyond the context.
+    /// text behind it, is beyond those that a sequence can reach ([`Capacity::n_positions`]).
     pub(crate) fn span_places(&self, batch: Batch<'_>, n_embd: usize) -> Result<Vec<SpanPlace>, ForwardError> {
         let mut of_sequences: Vec<(usize, SequenceSpans)> = Vec::new();
         let mut places = Vec::with_capacity(batch.spans.len());
@@ -133,7 +133,7 @@ impl PageTable {
             spans.push(place);
             places.push(place);
         }
-        let n_ctx = self.capacity.n_ctx;
+        let n_ctx = self.capacity.n_positions();
         for token in batch.tokens {
             let spans: &SequenceSpans =
                 of_sequences.iter().find(|(of, _)| *of == token.seq).map_or(&self.spans[token.seq], |(_, spans)| spans);
@@ -293,7 +293,7 @@ impl PageTable {
             if n_past + n > self.capacity.n_ctx || is_partly_filled(n_past) && self.pools[0].holders(seq, n_past) > 1 {
                 return false;
             }
-            if n > 0 && self.spans[seq].text_position(n_past + n - 1) as usize >= self.capacity.n_ctx {
+            if n > 0 && self.spans[seq].text_position(n_past + n - 1) as usize >= self.capacity.n_positions() {
                 return false;
             }
             new[seq] = n;

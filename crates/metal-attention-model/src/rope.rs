@@ -1,6 +1,8 @@
 //! Rotary position embedding (`RoPE`, Su et al. 2021, arXiv 2104.09864), with the context extensions that GGUF files
 //! describe.
 
+use crate::Position;
+
 /// Which elements of a head form a rotated pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeLayout {
@@ -139,9 +141,11 @@ impl Rope {
         }
     }
 
-    /// The component of a position that rotates `pair`.
-    pub fn component(&self, pair: usize) -> usize {
-        self.sections.and_then(|sections| sections.component(pair)).unwrap_or(0)
+    /// The rotation of each pair. `factors` as in [`frequencies`](Self::frequencies).
+    pub fn rotation(&self, factors: Option<&[f32]>) -> Rotation {
+        let component = |pair| self.sections.and_then(|sections| sections.component(pair)).unwrap_or(0);
+        let (frequencies, magnitude) = self.frequencies(factors);
+        Rotation { components: (0..frequencies.len()).map(component).collect(), frequencies, magnitude }
     }
 
     /// Length of the tensors with divisors.
@@ -198,6 +202,33 @@ impl Rope {
                 (frequencies.collect(), attn_factor * length)
             }
         }
+    }
+}
+
+/// How RoPE rotates the pairs of a head: what cos/sin tables are computed from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rotation {
+    /// Radians per position of each pair, `[n_rot / 2]`.
+    pub frequencies: Vec<f64>,
+    /// The component of the position that rotates each pair, `[n_rot / 2]`.
+    pub components: Vec<usize>,
+    /// Factor on cosines and sines, and so on the length of rotated vectors.
+    pub magnitude: f64,
+}
+
+impl Rotation {
+    /// Cosine and sine of each pair at `position`, times the magnitude.
+    pub fn cos_sin(&self, position: Position) -> impl Iterator<Item = [f32; 2]> {
+        self.frequencies.iter().zip(&self.components).map(move |(frequency, &component)| {
+            // In f64: at position 100 000 an f32 angle is off by about 0.01 rad.
+            let (sin, cos) = (f64::from(position.0[component]) * frequency).sin_cos();
+            [(cos * self.magnitude) as f32, (sin * self.magnitude) as f32]
+        })
+    }
+
+    /// The cos/sin table of the positions of text below `n`, row-major `[n, n_rot / 2, 2]`.
+    pub fn table(&self, n: usize) -> Vec<f32> {
+        (0..n as u32).flat_map(|position| self.cos_sin(Position::of_text(position))).flatten().collect()
     }
 }
 

@@ -341,6 +341,17 @@ impl ModelSpec {
         Ok(())
     }
 
+    /// The different RoPE parameters of the layers, in the order of the first layer that has each.
+    pub fn ropes(&self) -> Vec<Rope> {
+        let mut ropes = Vec::new();
+        for rope in self.layers.iter().filter_map(|layer| layer.mixer.rope()) {
+            if !ropes.contains(rope) {
+                ropes.push(*rope);
+            }
+        }
+        ropes
+    }
+
     /// Number of layers.
     pub fn n_layer(&self) -> usize {
         self.layers.len()

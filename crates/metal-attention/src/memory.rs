@@ -92,13 +92,7 @@ impl EngineOptions {
         let options = self.session_options(n_ctx.min(n_cache), self.n_ubatch.unwrap_or(DEFAULT_UBATCH));
         let capacity = SessionOptions { n_cache: Some(n_cache), ..options }.capacity(spec);
         let groups = CacheGroups::new(spec, capacity);
-        let mut ropes = Vec::new();
-        for rope in spec.layers.iter().filter_map(|layer| layer.mixer.rope()) {
-            if !ropes.contains(&rope) {
-                ropes.push(rope);
-            }
-        }
-        let table_bytes_per_position: u64 = ropes.iter().map(|rope| 4 * rope.n_rot as u64).sum();
+        let table_bytes_per_position: u64 = spec.ropes().iter().map(|rope| 4 * rope.n_rot as u64).sum();
         groups
             .n_elements(spec)
             .saturating_mul(self.cache_type.bytes() as u64)

@@ -49,11 +49,9 @@ impl MicroBatchRun<'_> {
             table.cos.clear();
             table.sin.clear();
             for position in &positions {
-                for (f, &component) in rotation.frequencies.iter().zip(&rotation.components) {
-                    // In f64: at position 100 000 an f32 angle is off by about 0.01 rad.
-                    let (sin, cos) = (f64::from(position.0[component]) * f).sin_cos();
-                    table.cos.push((cos * rotation.magnitude) as f32);
-                    table.sin.push((sin * rotation.magnitude) as f32);
+                for [cos, sin] in rotation.cos_sin(*position) {
+                    table.cos.push(cos);
+                    table.sin.push(sin);
                 }
             }
         }

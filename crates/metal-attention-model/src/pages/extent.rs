@@ -34,7 +34,7 @@ impl PageTable {
             return Err(ForwardError::ContextFull { seq, n_past: 0, n_new: n, n_ctx }.into());
         }
         let n_kept = self.pages_kept(extent)?;
-        if !spans.are_within(n, n_ctx) {
+        if !spans.are_within(n, self.capacity.n_positions()) {
             return Err(SnapshotError::Damaged { why: "its spans of embedding rows are not within it" });
         }
         let is_whole = match (&self.states, states.last()) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::LayerTrace;
 use crate::{
     BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, MemoryUse, ModelSpec, PageCopy,
-    PageTable, Phase, Position, Profiler, SnapshotError, StepInputs, TopK,
+    PageTable, Phase, Position, Profiler, SnapshotError, StepInputs, StepSpan, TopK,
 };
 
 /// One micro-batch that an executor evaluates. Its tokens have their KV pages and state slots.
@@ -36,6 +36,61 @@ impl Step {
     /// Number of output tokens.
     pub fn n_outputs(&self) -> usize {
         n_outputs(&self.tokens)
+    }
+
+    /// The last slots that the inputs attend to in each layer of `spec`.
+    pub fn last_seen(&self, spec: &ModelSpec) -> LastSeen {
+        let spans: &[StepSpan] = self.inputs.as_ref().map_or(&[], |inputs| &inputs.spans);
+        let list = |is_causal: bool, wholes: &[bool]| {
+            let whole = |token: &BatchToken| {
+                let wholes = spans.iter().zip(wholes).filter(|(_, is_whole)| **is_whole);
+                wholes.map(|(span, _)| span).find(|span| span.seq == token.seq && span.slots.contains(&token.pos))
+            };
+            let last = |token: &BatchToken| match (is_causal, whole(token)) {
+                (false, _) => self.pages.n_past(token.seq) - 1,
+                (true, Some(span)) => span.slots.end - 1,
+                (true, None) => token.pos,
+            };
+            self.tokens.iter().map(|token| last(token) as u32).collect()
+        };
+        if spans.is_empty() && spec.is_causal() {
+            return LastSeen { lists: vec![list(true, &[])], of_layer: Vec::new() };
+        }
+        // Layers with equal masks and spans have equal lists. One without a KV cache reads none.
+        let mut keys: Vec<(bool, Vec<bool>)> = Vec::new();
+        let of_layer = spec.layers.iter().enumerate().map(|(i, layer)| {
+            let is_causal = layer.mixer.attention().is_none_or(|a| a.mask.is_causal());
+            let key = (is_causal, spans.iter().map(|span| span.is_whole_in(i)).collect());
+            keys.iter().position(|known| *known == key).unwrap_or_else(|| {
+                keys.push(key);
+                keys.len() - 1
+            })
+        });
+        let of_layer = of_layer.collect();
+        LastSeen { lists: keys.iter().map(|(is_causal, wholes)| list(*is_causal, wholes)).collect(), of_layer }
+    }
+}
+
+/// The last slots that the inputs of a step attend to: under a causal mask an input's own slot, or the last slot of its span
+/// in a layer that sees the span whole; under other masks the last slot of its sequence, which a symmetric window limits
+/// further.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastSeen {
+    /// The different lists, `[n_lists][n_tokens]`, at least one.
+    pub lists: Vec<Vec<u32>>,
+    /// The list of each layer, `[n_layer]`; empty: all have the first.
+    of_layer: Vec<usize>,
+}
+
+impl LastSeen {
+    /// The index of the list of layer `layer`.
+    pub fn list_of(&self, layer: usize) -> usize {
+        self.of_layer.get(layer).copied().unwrap_or(0)
+    }
+
+    /// Whether an input attends to later ones than its mask and its slot allow, in layer `layer` of the step `tokens`.
+    pub fn looks_ahead(&self, layer: usize, tokens: &[BatchToken]) -> bool {
+        self.lists[self.list_of(layer)].iter().zip(tokens).any(|(&last, token)| last as usize != token.pos)
     }
 }
 

@@ -37,7 +37,7 @@ pub trait Hooks: Send {
 /// The executor `E` with the hooks of a test.
 pub struct HookedExecutor<E, H> {
     inner: E,
-    hooks: H,
+    pub(super) hooks: H,
 }
 
 impl<E: Executor, H: Hooks> HookedExecutor<E, H> {

@@ -12,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use executor::n_outputs;
-pub use executor::{Executor, Step, StepLimits, StepResults};
+pub use executor::{Executor, LastSeen, Step, StepLimits, StepResults};
 pub use hooked::{HookedExecutor, Hooks};
 pub use null::NullExecutor;
 pub use options::SessionOptions;

@@ -175,3 +175,53 @@ fn bad_spans_are_refused() {
     let error = pass.forward_outputs(batch, OutputKind::Ids, &[]).unwrap_err();
     assert!(matches!(error, ForwardError::PositionOutOfRange { .. }), "{error}");
 }
+
+/// Keeps the steps that it sees.
+#[derive(Default)]
+struct Recorder(Vec<Step>);
+
+impl Hooks for Recorder {
+    fn before_step(&mut self, step: &Step) -> Result<(), ForwardError> {
+        self.0.push(step.clone());
+        Ok(())
+    }
+}
+
+/// The lists of the last slots that inputs attend to, and the list of each layer, of the last step of `tokens` with `spans`.
+fn last_seen(architecture: &str, tokens: &[BatchToken], spans: &[Span<'_>]) -> (Vec<Vec<u32>>, Vec<usize>) {
+    let spec = ModelSpec::from_metadata(&ModelShape::custom(architecture).unwrap().metadata()).unwrap();
+    let options = SessionOptions { n_ctx: 20 * PAGE, n_seq: 3, ..Default::default() };
+    let inner = NullExecutor::new(spec.clone(), &options, Watch::default());
+    let mut pass = Session::new(HookedExecutor::new(inner, Recorder::default()));
+    pass.forward_outputs(Batch { tokens, spans }, OutputKind::Hidden, &[]).unwrap();
+    let seen = pass.executor.hooks.0.last().unwrap().last_seen(&spec);
+    assert!((0..spec.n_layer()).all(|i| seen.looks_ahead(i, tokens) != (seen.lists[seen.list_of(i)] == slots(tokens))));
+    let of_layer = (0..spec.n_layer()).map(|i| seen.list_of(i)).collect();
+    (seen.lists, of_layer)
+}
+
+fn slots(tokens: &[BatchToken]) -> Vec<u32> {
+    tokens.iter().map(|token| token.pos as u32).collect()
+}
+
+#[test]
+fn inputs_attend_to_their_own_slot_their_span_or_their_sequence() {
+    let token = |(seq, pos): (usize, usize)| BatchToken { id: 1, seq, pos, output: true };
+    let tokens: Vec<_> = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (0, 3)].map(token).to_vec();
+    let all_zero = |n| vec![0; n];
+    let (lists, of_layer) = last_seen("llama", &tokens, &[]);
+    assert_eq!((lists, of_layer.iter().all(|&list| list == 0)), (vec![slots(&tokens)], true));
+    // The whole sequence, in either direction.
+    let (lists, of_layer) = last_seen("bert", &tokens[..5], &[]);
+    assert_eq!((lists, of_layer.clone()), (vec![vec![2, 2, 2, 1, 1]], all_zero(of_layer.len())));
+    // The first layer sees the first span, all others the second one.
+    let spec = ModelSpec::from_metadata(&ModelShape::custom("llama").unwrap().metadata()).unwrap();
+    let rows = vec![0.5; 2 * spec.n_embd];
+    let first: Vec<bool> = (0..spec.n_layer()).map(|i| i == 0).collect();
+    let others: Vec<bool> = first.iter().map(|is_first| !is_first).collect();
+    let span = Span { first: 0, rows: &rows, additions: &[], positions: &[], whole_in: &first };
+    let spans = [Span { first: 1, ..span }, Span { first: 3, whole_in: &others, ..span }];
+    let (lists, of_layer) = last_seen("llama", &tokens, &spans);
+    assert_eq!(lists, [[0, 2, 2, 0, 1, 3], [0, 1, 2, 1, 1, 3]]);
+    assert_eq!(of_layer, (0..spec.n_layer()).map(|i| usize::from(i > 0)).collect::<Vec<_>>());
+}

@@ -27,11 +27,7 @@ pub struct RopeShape {
 /// The RoPE cos/sin table, `[n_ctx, n_rot / 2, 2]`, times the factor of models that scale rotated vectors. `factors` as
 /// in [`Rope::frequencies`].
 pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32> {
-    let (frequencies, length) = rope.frequencies(factors);
-    (0..n_ctx)
-        .flat_map(|pos| frequencies.iter().map(move |f| (pos as f64 * f).sin_cos()))
-        .flat_map(|(sin, cos)| [(cos * length) as f32, (sin * length) as f32])
-        .collect()
+    rope.rotation(factors).table(n_ctx)
 }
 
 /// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place, each token by its position. `rope` is a [`rope_table`].
