@@ -33,16 +33,16 @@ pub struct Span<'a> {
     /// The rows, row-major `[n, n_embd]` with `n` of at least 1, as they would be after the factor on the embedding table
     /// ([`InputEmbedding::scale`](crate::InputEmbedding::scale)).
     pub rows: &'a [f32],
-    /// Additional rows, `[n, n_embd]` each: the `i`th are added to the residual stream after layer `i` (Qwen 3-VL's
-    /// deepstack). At most one for each layer.
-    pub additions: &'a [&'a [f32]],
+    /// Deepstack rows (Qwen 3-VL), `[n, n_embd]` for each of the first layers: those at index `i` are added to the residual
+    /// stream after layer `i`. At most `n_layer` of them.
+    pub deepstack: &'a [&'a [f32]],
     /// The position of each row relative to that of the first text position of the span, `[n]`; empty: consecutive, as in
     /// text.
     pub positions: &'a [Position],
-    /// Whether each layer sees the span whole, `[n_layer]`: its inputs attend to all of it there, later inputs included.
-    /// Empty: no layer does. A span that a layer sees whole is not divided over steps, and a sequence is not cut within
-    /// it.
-    pub whole_in: &'a [bool],
+    /// Whether attention within the span is bidirectional in each layer, `[n_layer]`: there its inputs attend to all of the
+    /// span, later inputs included. Empty: in none. A span with bidirectional attention in any layer is not divided over
+    /// steps, and a sequence is not cut within it.
+    pub bidirectional_in: &'a [bool],
 }
 
 impl Span<'_> {
@@ -56,9 +56,9 @@ impl Span<'_> {
         self.first..self.first + self.len(n_embd)
     }
 
-    /// Whether it must not be divided.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.whole_in.contains(&true)
+    /// Whether attention within the span is bidirectional in any layer, so that it must not be divided.
+    pub(crate) fn is_bidirectional(&self) -> bool {
+        self.bidirectional_in.contains(&true)
     }
 
     /// By how much the position of the text behind the span exceeds that of its first row: 1 more than the largest
@@ -102,8 +102,8 @@ pub struct SpanPlace {
     pub position: u32,
     /// The position of the text behind it.
     pub next_position: u32,
-    /// Whether a layer sees it whole, so that the sequence is not cut within it.
-    pub is_whole: bool,
+    /// Whether attention within it is bidirectional in any layer, so that the sequence is not cut within it.
+    pub is_bidirectional: bool,
 }
 
 impl SequenceSpans {
@@ -136,7 +136,10 @@ impl SequenceSpans {
 
     /// The longest length of at most `n` that does not cut a whole span.
     pub(crate) fn reachable(&self, n: usize) -> usize {
-        self.spans.iter().find(|span| span.is_whole && span.start < n && n < span.end).map_or(n, |span| span.start)
+        self.spans
+            .iter()
+            .find(|span| span.is_bidirectional && span.start < n && n < span.end)
+            .map_or(n, |span| span.start)
     }
 
     /// Cuts the sequence back to `n` inputs. A span that is cut ends where the sequence does; the text behind it goes on
@@ -162,30 +165,30 @@ pub struct StepInputs {
 pub struct StepSpan {
     /// The sequence.
     pub seq: usize,
-    /// The slots of its inputs.
-    pub slots: Range<usize>,
+    /// The indices of its inputs in the sequence ([`BatchToken::pos`]).
+    pub indices: Range<usize>,
     /// The embeddings, row-major `[n, n_embd]`.
     pub rows: Vec<f32>,
-    /// Rows that are added after the first layers, `[n, n_embd]` each.
-    pub additions: Vec<Vec<f32>>,
+    /// Deepstack rows, `[n, n_embd]` for each of the first layers: those at index `i` are added after layer `i`.
+    pub deepstack: Vec<Vec<f32>>,
     /// The position of each row, `[n]`.
     pub positions: Vec<Position>,
-    /// Whether each layer sees it whole, `[n_layer]`; empty: no layer does.
-    pub whole_in: Vec<bool>,
+    /// Whether attention within the span is bidirectional in each layer, `[n_layer]`; empty: in none.
+    pub bidirectional_in: Vec<bool>,
 }
 
 impl StepSpan {
-    /// Whether layer `layer` sees the span whole.
-    pub fn is_whole_in(&self, layer: usize) -> bool {
-        self.whole_in.get(layer).copied().unwrap_or(false)
+    /// Whether attention within the span is bidirectional in layer `layer`.
+    pub fn is_bidirectional_in(&self, layer: usize) -> bool {
+        self.bidirectional_in.get(layer).copied().unwrap_or(false)
     }
 }
 
 impl StepInputs {
     /// The span with this token, and the token's index in it.
     pub fn of_token(&self, token: &BatchToken) -> Option<(&StepSpan, usize)> {
-        let span = self.spans.iter().find(|span| span.seq == token.seq && span.slots.contains(&token.pos))?;
-        Some((span, token.pos - span.slots.start))
+        let span = self.spans.iter().find(|span| span.seq == token.seq && span.indices.contains(&token.pos))?;
+        Some((span, token.pos - span.indices.start))
     }
 }
 
@@ -200,7 +203,7 @@ pub(crate) fn check_spans(
     let refused = |why| Err(ForwardError::BadSpan { why });
     let (n_embd, mut end) = (spec.n_embd, 0);
     for span in batch.spans {
-        let Span { first, rows, additions, positions, whole_in } = *span;
+        let Span { first, rows, deepstack, positions, bidirectional_in } = *span;
         let n = span.len(n_embd);
         if n == 0 || !rows.len().is_multiple_of(n_embd) {
             return refused("its rows are not as wide as the model's residual stream");
@@ -213,17 +216,17 @@ pub(crate) fn check_spans(
         if tokens.iter().any(|token| token.seq != tokens[0].seq) {
             return refused("its inputs are of several sequences");
         }
-        if additions.len() > spec.n_layer() || additions.iter().any(|more| more.len() != rows.len()) {
+        if deepstack.len() > spec.n_layer() || deepstack.iter().any(|more| more.len() != rows.len()) {
             return refused("its additional rows are not those of its inputs, or there are more of them than layers");
         }
         if !(positions.is_empty() || positions.len() == n) {
             return refused("it has positions for some of its inputs only");
         }
-        if !(whole_in.is_empty() || whole_in.len() == spec.n_layer()) {
+        if !(bidirectional_in.is_empty() || bidirectional_in.len() == spec.n_layer()) {
             return refused("its layers are not those of the model");
         }
         let n_outputs = tokens.iter().filter(|token| token.output).count();
-        if span.is_whole() && (n > n_ubatch || n_outputs > max_outputs) {
+        if span.is_bidirectional() && (n > n_ubatch || n_outputs > max_outputs) {
             return Err(ForwardError::SpanTooLong { n, n_ubatch });
         }
     }
@@ -252,11 +255,11 @@ pub(crate) fn step_inputs(
         };
         Some(StepSpan {
             seq: batch.tokens[start].seq,
-            slots: place.start + rows.start..place.start + rows.end,
+            indices: place.start + rows.start..place.start + rows.end,
             rows: span.rows[elements.clone()].to_vec(),
-            additions: span.additions.iter().map(|rows| rows[elements.clone()].to_vec()).collect(),
+            deepstack: span.deepstack.iter().map(|rows| rows[elements.clone()].to_vec()).collect(),
             positions: rows.map(position).collect(),
-            whole_in: span.whole_in.to_vec(),
+            bidirectional_in: span.bidirectional_in.to_vec(),
         })
     };
     let spans: Vec<_> = batch.spans.iter().zip(places).filter_map(part).collect();
@@ -267,8 +270,8 @@ pub(crate) fn step_inputs(
 mod tests {
     use super::*;
 
-    fn place(start: usize, end: usize, position: u32, next_position: u32, is_whole: bool) -> SpanPlace {
-        SpanPlace { start, end, position, next_position, is_whole }
+    fn place(start: usize, end: usize, position: u32, next_position: u32, is_bidirectional: bool) -> SpanPlace {
+        SpanPlace { start, end, position, next_position, is_bidirectional }
     }
 
     #[test]

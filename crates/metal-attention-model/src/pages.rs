@@ -128,8 +128,13 @@ impl PageTable {
             let spans = &mut of_sequences[i].1;
             let position = spans.text_position(start);
             let next_position = position.saturating_add(span.advance(inputs.len()));
-            let place =
-                SpanPlace { start, end: start + inputs.len(), position, next_position, is_whole: span.is_whole() };
+            let place = SpanPlace {
+                start,
+                end: start + inputs.len(),
+                position,
+                next_position,
+                is_bidirectional: span.is_bidirectional(),
+            };
             spans.push(place);
             places.push(place);
         }

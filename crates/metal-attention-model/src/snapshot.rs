@@ -248,8 +248,8 @@ impl Snapshot {
             let end = read_count(input, n_tokens, "a span is longer than the sequence")?;
             let position = read_position(input)?;
             let next_position = read_position(input)?;
-            let is_whole = read_count(input, 1, "a span is neither whole nor divisible")? == 1;
-            spans.push(SpanPlace { start, end, position, next_position, is_whole });
+            let is_bidirectional = read_count(input, 1, "a span is neither whole nor divisible")? == 1;
+            spans.push(SpanPlace { start, end, position, next_position, is_bidirectional });
         }
         let extent = SequenceExtent { n_tokens, n_dropped, states, spans };
         Ok(Self { layout: CacheLayout { format, page_bytes, state_bytes }, extent })
@@ -352,8 +352,8 @@ impl Snapshot {
         put(extent.states.len() as u64);
         extent.states.iter().for_each(|&n| put(n as u64));
         put(extent.spans.as_slice().len() as u64);
-        for &SpanPlace { start, end, position, next_position, is_whole } in extent.spans.as_slice() {
-            [start as u64, end as u64, position.into(), next_position.into(), is_whole.into()]
+        for &SpanPlace { start, end, position, next_position, is_bidirectional } in extent.spans.as_slice() {
+            [start as u64, end as u64, position.into(), next_position.into(), is_bidirectional.into()]
                 .into_iter()
                 .for_each(&mut put);
         }

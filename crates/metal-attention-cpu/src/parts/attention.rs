@@ -206,11 +206,11 @@ impl MicroBatchRun<'_> {
         let inputs = self.inputs;
         let seen = |t: &BatchToken| {
             let mut seen = a.mask.seen(t.pos, pages.n_past(t.seq));
-            // In a span that the layer sees whole, inputs attend to later ones, too.
+            // With bidirectional attention within a span, its inputs attend to later ones, too.
             if let Some((span, _)) =
-                inputs.and_then(|inputs| inputs.of_token(t)).filter(|(span, _)| span.is_whole_in(layer))
+                inputs.and_then(|inputs| inputs.of_token(t)).filter(|(span, _)| span.is_bidirectional_in(layer))
             {
-                seen.end = seen.end.max(span.slots.end);
+                seen.end = seen.end.max(span.indices.end);
             }
             seen
         };

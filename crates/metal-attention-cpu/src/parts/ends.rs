@@ -65,7 +65,7 @@ impl MicroBatchRun<'_> {
         let (Some(inputs), n_embd) = (self.inputs, self.spec.n_embd) else { return };
         for (token, row) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)) {
             let Some((span, i)) = inputs.of_token(token) else { continue };
-            if let Some(rows) = span.additions.get(layer) {
+            if let Some(rows) = span.deepstack.get(layer) {
                 add(row, &rows[i * n_embd..][..n_embd]);
             }
         }

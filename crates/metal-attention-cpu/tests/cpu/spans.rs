@@ -54,7 +54,7 @@ fn own_embeddings_give_the_bits_of_the_tokens() {
         let tokens = tokens(&pass, N.iter().sum());
         let rows = own_rows(&model, &tokens);
         let want = logits(&mut pass, &tokens, &[]);
-        let span = Span { first: N[0], rows: &rows, additions: &[], positions: &[], whole_in: &[] };
+        let span = Span { first: N[0], rows: &rows, deepstack: &[], positions: &[], bidirectional_in: &[] };
         let positions: Vec<_> = (0..N[1] as u32).map(|i| Position([i; 3])).collect();
         for span in [span, Span { positions: &positions, ..span }] {
             pass.rewind(0, 0);
@@ -77,7 +77,7 @@ fn positions_additions_and_sight_have_an_effect() {
     let (n_embd, n_layer) = (model.spec().n_embd, model.spec().n_layer());
     let tokens = tokens(&pass, N.iter().sum());
     let rows = own_rows(&model, &tokens);
-    let span = Span { first: N[0], rows: &rows, additions: &[], positions: &[], whole_in: &[] };
+    let span = Span { first: N[0], rows: &rows, deepstack: &[], positions: &[], bidirectional_in: &[] };
     let want = logits(&mut pass, &tokens, &[span]);
     let row = |logits: &[f32], i: usize| bits(&logits[i * model.spec().n_vocab..][..model.spec().n_vocab]);
     // Which rows of logits change: of the span's first input, of its last one, and of the text behind it.
@@ -88,13 +88,13 @@ fn positions_additions_and_sight_have_an_effect() {
         [N[0], N[0] + N[1] - 1, N[0] + N[1]].map(|i| row(&found, i) != row(&want, i))
     };
     let more: Vec<f32> = (0..N[1] * n_embd).map(|i| (i % 7) as f32 / 7.0).collect();
-    assert_eq!(changed(Span { additions: &[&more], ..span }), [true; 3]);
-    assert_eq!(changed(Span { additions: &[&vec![0.0; more.len()]], ..span }), [false; 3]);
+    assert_eq!(changed(Span { deepstack: &[&more], ..span }), [true; 3]);
+    assert_eq!(changed(Span { deepstack: &[&vec![0.0; more.len()]], ..span }), [false; 3]);
     // All rows at one position: the first one is where it was, and the text goes on at the next.
     assert_eq!(changed(Span { positions: &[Position::default(); N[1]], ..span }), [false, true, true]);
     // The last layer sees the span whole: its first input attends to the others, and its last one did before.
     let mut whole = vec![false; n_layer];
     whole[n_layer - 1] = true;
-    assert_eq!(changed(Span { whole_in: &whole, ..span }), [true, false, false]);
-    assert_eq!(changed(Span { whole_in: &vec![true; n_layer], ..span }), [true; 3]);
+    assert_eq!(changed(Span { bidirectional_in: &whole, ..span }), [true, false, false]);
+    assert_eq!(changed(Span { bidirectional_in: &vec![true; n_layer], ..span }), [true; 3]);
 }

@@ -44,11 +44,11 @@ impl Step {
         let list = |is_causal: bool, wholes: &[bool]| {
             let whole = |token: &BatchToken| {
                 let wholes = spans.iter().zip(wholes).filter(|(_, is_whole)| **is_whole);
-                wholes.map(|(span, _)| span).find(|span| span.seq == token.seq && span.slots.contains(&token.pos))
+                wholes.map(|(span, _)| span).find(|span| span.seq == token.seq && span.indices.contains(&token.pos))
             };
             let last = |token: &BatchToken| match (is_causal, whole(token)) {
                 (false, _) => self.pages.n_past(token.seq) - 1,
-                (true, Some(span)) => span.slots.end - 1,
+                (true, Some(span)) => span.indices.end - 1,
                 (true, None) => token.pos,
             };
             self.tokens.iter().map(|token| last(token) as u32).collect()
@@ -60,7 +60,7 @@ impl Step {
         let mut keys: Vec<(bool, Vec<bool>)> = Vec::new();
         let of_layer = spec.layers.iter().enumerate().map(|(i, layer)| {
             let is_causal = layer.mixer.attention().is_none_or(|a| a.mask.is_causal());
-            let key = (is_causal, spans.iter().map(|span| span.is_whole_in(i)).collect());
+            let key = (is_causal, spans.iter().map(|span| span.is_bidirectional_in(i)).collect());
             keys.iter().position(|known| *known == key).unwrap_or_else(|| {
                 keys.push(key);
                 keys.len() - 1

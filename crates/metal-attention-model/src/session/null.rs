@@ -91,8 +91,8 @@ impl NullExecutor {
             let mut seen = mask.seen(token.pos, token.pos + 1);
             let mut layers = self.spec.layers.iter();
             let layer = layers.position(|layer| layer.mixer.attention().is_some_and(|a| a.mask == mask));
-            if let Some(span) = span.filter(|span| layer.is_some_and(|layer| span.is_whole_in(layer))) {
-                seen.end = span.slots.end;
+            if let Some(span) = span.filter(|span| layer.is_some_and(|layer| span.is_bidirectional_in(layer))) {
+                seen.end = span.indices.end;
             }
             for pos in seen {
                 let page = step.pages.page(group, token.seq, pos) as usize;

@@ -30,19 +30,25 @@ fn tokens(pass: &dyn ForwardPass, seq: usize, n: usize) -> Vec<BatchToken> {
 struct Picture {
     rows: Vec<f32>,
     positions: Vec<Position>,
-    whole_in: Vec<bool>,
+    bidirectional_in: Vec<bool>,
 }
 
 impl Picture {
     /// A grid of 5 x 7 patches, seen whole by all layers or by none.
-    fn new(pass: &dyn ForwardPass, is_whole: bool) -> Self {
+    fn new(pass: &dyn ForwardPass, is_bidirectional: bool) -> Self {
         let rows = (0..N[1] * pass.spec().n_embd).map(|i| (i * 13 % 101) as f32 / 50.0 - 1.0).collect();
         let positions = (0..N[1] as u32).map(|i| Position([0, i / 7, i % 7])).collect();
-        Self { rows, positions, whole_in: vec![is_whole; pass.spec().n_layer()] }
+        Self { rows, positions, bidirectional_in: vec![is_bidirectional; pass.spec().n_layer()] }
     }
 
     fn span(&self, first: usize) -> Span<'_> {
-        Span { first, rows: &self.rows, additions: &[], positions: &self.positions, whole_in: &self.whole_in }
+        Span {
+            first,
+            rows: &self.rows,
+            deepstack: &[],
+            positions: &self.positions,
+            bidirectional_in: &self.bidirectional_in,
+        }
     }
 }
 
@@ -68,29 +74,34 @@ fn decode(pass: &mut dyn ForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<
 #[test]
 fn spans_give_the_same_results_in_any_steps() {
     for architecture in ARCHITECTURES {
-        for is_whole in [false, true] {
+        for is_bidirectional in [false, true] {
             let mut pass = session(architecture, 200);
-            let picture = Picture::new(&pass, is_whole);
+            let picture = Picture::new(&pass, is_bidirectional);
             let want = all_at_once(&mut pass, 0, &picture);
-            let other =
-                Picture { rows: picture.rows.iter().map(|x| x + 0.5).collect(), ..Picture::new(&pass, is_whole) };
+            let other = Picture {
+                rows: picture.rows.iter().map(|x| x + 0.5).collect(),
+                ..Picture::new(&pass, is_bidirectional)
+            };
             assert_ne!(all_at_once(&mut pass, 1, &other), want, "{architecture}: the rows have an effect");
-            let other = Picture { positions: Vec::new(), ..Picture::new(&pass, is_whole) };
+            let other = Picture { positions: Vec::new(), ..Picture::new(&pass, is_bidirectional) };
             assert_ne!(all_at_once(&mut pass, 2, &other), want, "{architecture}: the positions have an effect");
             // Text goes on behind the largest component, 6.
             let last = BatchToken { id: 0, seq: 0, pos: N.iter().sum::<usize>() - 1, output: true };
             assert_eq!(pass.page_table().text_position(&last), Position::of_text((N[0] + 7 + N[2] - 1) as u32));
             for n_ubatch in [36, 40, 64] {
                 let mut pass = session(architecture, n_ubatch);
-                assert!(all_at_once(&mut pass, 1, &picture) == want, "{architecture}, {n_ubatch}, whole: {is_whole}");
+                assert!(
+                    all_at_once(&mut pass, 1, &picture) == want,
+                    "{architecture}, {n_ubatch}, whole: {is_bidirectional}"
+                );
             }
         }
-        let is_whole = [false, true].map(|is_whole| {
+        let is_bidirectional = [false, true].map(|is_bidirectional| {
             let mut pass = session(architecture, 200);
-            let picture = Picture::new(&pass, is_whole);
+            let picture = Picture::new(&pass, is_bidirectional);
             all_at_once(&mut pass, 0, &picture)
         });
-        assert_ne!(is_whole[0], is_whole[1], "{architecture}: a whole span sees more");
+        assert_ne!(is_bidirectional[0], is_bidirectional[1], "{architecture}: a whole span sees more");
     }
 }
 
@@ -146,9 +157,9 @@ fn bad_spans_are_refused() {
         Span { first: usize::MAX, ..good },
         Span { first: 6, ..good },
         Span { positions: &picture.positions[1..], ..good },
-        Span { additions: &many, ..good },
-        Span { additions: &[&rows[n_embd..]], ..good },
-        Span { whole_in: &picture.whole_in[1..], ..good },
+        Span { deepstack: &many, ..good },
+        Span { deepstack: &[&rows[n_embd..]], ..good },
+        Span { bidirectional_in: &picture.bidirectional_in[1..], ..good },
     ];
     let text = tokens(&pass, 0, 40);
     let mut refused = |tokens: &[BatchToken], spans: &[Span<'_>]| {
@@ -163,7 +174,10 @@ fn bad_spans_are_refused() {
     assert!(matches!(refused(&text, &[good, good]), ForwardError::BadSpan { .. }));
     let whole = vec![true; n_layer];
     let n = N[1];
-    assert_eq!(refused(&text, &[Span { whole_in: &whole, ..good }]), ForwardError::SpanTooLong { n, n_ubatch: 34 });
+    assert_eq!(
+        refused(&text, &[Span { bidirectional_in: &whole, ..good }]),
+        ForwardError::SpanTooLong { n, n_ubatch: 34 }
+    );
     assert!(matches!(refused(&text, &[Span { positions: &far, ..good }]), ForwardError::PositionOutOfRange { .. }));
     let mut two = text;
     two.iter_mut().skip(10).enumerate().for_each(|(pos, token)| (token.seq, token.pos) = (1, pos));
@@ -219,8 +233,8 @@ fn inputs_attend_to_their_own_slot_their_span_or_their_sequence() {
     let rows = vec![0.5; 2 * spec.n_embd];
     let first: Vec<bool> = (0..spec.n_layer()).map(|i| i == 0).collect();
     let others: Vec<bool> = first.iter().map(|is_first| !is_first).collect();
-    let span = Span { first: 0, rows: &rows, additions: &[], positions: &[], whole_in: &first };
-    let spans = [Span { first: 1, ..span }, Span { first: 3, whole_in: &others, ..span }];
+    let span = Span { first: 0, rows: &rows, deepstack: &[], positions: &[], bidirectional_in: &first };
+    let spans = [Span { first: 1, ..span }, Span { first: 3, bidirectional_in: &others, ..span }];
     let (lists, of_layer) = last_seen("llama", &tokens, &spans);
     assert_eq!(lists, [[0, 2, 2, 0, 1, 3], [0, 1, 2, 1, 1, 3]]);
     assert_eq!(of_layer, (0..spec.n_layer()).map(|i| usize::from(i > 0)).collect::<Vec<_>>());
