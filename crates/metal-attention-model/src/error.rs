@@ -101,13 +101,27 @@ pub enum ForwardError {
         /// The reason.
         why: &'static str,
     },
-    /// A span that must not be divided is longer than a micro-batch.
-    #[error("{n} inputs that are seen whole do not fit in a micro-batch of {n_ubatch}: a larger micro-batch is needed")]
+    /// A span with bidirectional attention, which must not be divided, is longer than a micro-batch.
+    #[error(
+        "a span of {n} rows with bidirectional attention does not fit in a micro-batch of {n_ubatch}: a larger micro-batch \
+         is needed"
+    )]
     SpanTooLong {
         /// Inputs of the span.
         n: usize,
         /// Maximum tokens of a micro-batch.
         n_ubatch: usize,
+    },
+    /// A span with bidirectional attention, which must not be divided, has more output tokens than a step.
+    #[error(
+        "a span of rows with bidirectional attention has {n_outputs} output tokens, but a step computes at most \
+         {max_outputs}: request fewer"
+    )]
+    TooManySpanOutputs {
+        /// Output tokens of the span.
+        n_outputs: usize,
+        /// Maximum output tokens of a step.
+        max_outputs: usize,
     },
     /// A position beyond those that a sequence can reach.
     #[error("a position of {position} is beyond the {n_ctx} positions that a sequence can reach")]

@@ -13,8 +13,8 @@ pub struct BatchToken {
     pub id: u32,
     /// Index of its sequence, `0..n_seq`.
     pub seq: usize,
-    /// Its slot: the number of inputs before it in the sequence. The position by which `RoPE` rotates is the same in text, and
-    /// another in and behind a [`Span`](crate::Span).
+    /// Its index in the sequence: the number of inputs before it. The position by which `RoPE` rotates is the same number,
+    /// except in and behind a [`Span`](crate::Span).
     pub pos: usize,
     /// Whether the caller wants an output for this token: logits, a hidden state, a greedy choice or a top-k list, as
     /// the called function returns them. The other tokens are evaluated for their keys, values and states only. The
@@ -363,20 +363,20 @@ pub fn check_outputs(
 }
 
 /// Divides a batch into micro-batches of at most `n_ubatch` tokens, of which at most `max_outputs` are output tokens.
-/// Without a causal mask, sequences are not divided. `wholes`: ranges of tokens that are not divided either, each of at most
+/// Without a causal mask, sequences are not divided. `undivided`: ranges of tokens that are not divided either, each of at most
 /// `n_ubatch` tokens and `max_outputs` output tokens.
 pub fn micro_batches<'b>(
     spec: &ModelSpec,
     batch: &'b [BatchToken],
     n_ubatch: usize,
     max_outputs: usize,
-    wholes: &[Range<usize>],
+    undivided: &[Range<usize>],
 ) -> Vec<&'b [BatchToken]> {
     if !spec.is_causal() {
         let micro_batches = whole_sequences(batch, n_ubatch).into_iter();
         return micro_batches.flat_map(|tokens| causal_micro_batches(tokens, tokens.len(), max_outputs, &[])).collect();
     }
-    causal_micro_batches(batch, n_ubatch, max_outputs, wholes)
+    causal_micro_batches(batch, n_ubatch, max_outputs, undivided)
 }
 
 /// [`micro_batches`] of a causal model.
@@ -384,7 +384,7 @@ fn causal_micro_batches<'b>(
     batch: &'b [BatchToken],
     n_ubatch: usize,
     max_outputs: usize,
-    wholes: &[Range<usize>],
+    undivided: &[Range<usize>],
 ) -> Vec<&'b [BatchToken]> {
     let mut micro_batches = Vec::new();
     let mut start = 0;
@@ -395,8 +395,8 @@ fn causal_micro_batches<'b>(
             n_outputs <= max_outputs
         });
         let mut end = start + fits.count();
-        if let Some(whole) = wholes.iter().find(|whole| whole.start < end && end < whole.end && start < whole.start) {
-            end = whole.start;
+        if let Some(span) = undivided.iter().find(|span| span.start < end && end < span.end && start < span.start) {
+            end = span.start;
         }
         micro_batches.push(&batch[start..end]);
         start = end;
@@ -462,12 +462,12 @@ mod tests {
         assert_eq!(lengths(9, 2), [5, 2]);
         assert_eq!(lengths(6, 1), [4, 1, 1, 1]);
         assert_eq!(lengths(9, 9), [7]);
-        let whole = |n_ubatch, whole: Range<usize>| -> Vec<usize> {
-            micro_batches(&spec, &batch, n_ubatch, 9, &[whole]).iter().map(|micro_batch| micro_batch.len()).collect()
+        let around = |n_ubatch, span: Range<usize>| -> Vec<usize> {
+            micro_batches(&spec, &batch, n_ubatch, 9, &[span]).iter().map(|micro_batch| micro_batch.len()).collect()
         };
-        assert_eq!(whole(4, 2..5), [2, 4, 1]);
-        assert_eq!(whole(4, 0..4), [4, 3]);
-        assert_eq!(whole(5, 3..7), [3, 4]);
+        assert_eq!(around(4, 2..5), [2, 4, 1]);
+        assert_eq!(around(4, 0..4), [4, 3]);
+        assert_eq!(around(5, 3..7), [3, 4]);
         // Without a causal mask a sequence is longer than a micro-batch.
         let encoder = ModelSpec::from_metadata(&crate::ModelShape::custom("bert").unwrap().metadata()).unwrap();
         let token = |seq, pos| BatchToken { id: 0, seq, pos, output: true };

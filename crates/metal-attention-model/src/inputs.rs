@@ -1,9 +1,9 @@
 //! Inputs of a batch that are not tokens: spans of embedding rows, for instance of a picture.
 //!
-//! Every input has a *slot*, its index in the sequence ([`BatchToken::pos`]), which counts for pages, limits and cuts, and
-//! a *position*, by which RoPE rotates. In text both advance together. A span gives its rows positions of up to three
-//! components, which may repeat or jump; text goes on behind the largest of them. So after a span the positions of text
-//! differ from the slots; [`PageTable`](crate::PageTable) keeps the difference of each sequence.
+//! Every input has an *index* in its sequence ([`BatchToken::pos`]), which counts for pages, limits and cuts, and a
+//! *position*, by which RoPE rotates. In text both advance by 1 with each token. A span gives its rows positions of up to
+//! three components, which may repeat or jump; text continues at 1 more than the largest of them. So after a span the
+//! positions of text differ from the indices; [`PageTable`](crate::PageTable) keeps the spans of each sequence.
 
 use std::ops::Range;
 
@@ -36,8 +36,8 @@ pub struct Span<'a> {
     /// Deepstack rows (Qwen 3-VL), `[n, n_embd]` for each of the first layers: those at index `i` are added to the residual
     /// stream after layer `i`. At most `n_layer` of them.
     pub deepstack: &'a [&'a [f32]],
-    /// The position of each row relative to that of the first text position of the span, `[n]`; empty: consecutive, as in
-    /// text.
+    /// The position of each row, `[n]`, relative to the text position at which the span begins: the position that a token of
+    /// text would have there. In any order; that of the first row need not be 0. Empty: 0, 1, 2, ..., as in text.
     pub positions: &'a [Position],
     /// Whether attention within the span is bidirectional in each layer, `[n_layer]`: there its inputs attend to all of the
     /// span, later inputs included. Empty: in none. A span with bidirectional attention in any layer is not divided over
@@ -61,11 +61,11 @@ impl Span<'_> {
         self.bidirectional_in.contains(&true)
     }
 
-    /// By how much the position of the text behind the span exceeds that of its first row: 1 more than the largest
-    /// component.
-    pub(crate) fn advance(&self, n: usize) -> u32 {
+    /// By how much the text position behind the span exceeds the text position at which it begins: 1 more than the largest
+    /// component of its positions; without positions its number of inputs, `n_inputs`.
+    pub(crate) fn advance(&self, n_inputs: usize) -> u32 {
         let largest = self.positions.iter().flat_map(|position| position.0).max();
-        largest.map_or(n as u32, |largest| largest.saturating_add(1))
+        largest.map_or(n_inputs as u32, |largest| largest.saturating_add(1))
     }
 }
 
@@ -94,20 +94,20 @@ pub struct SequenceSpans {
 /// A span in the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanPlace {
-    /// The slot of its first input.
+    /// The index of its first input in the sequence.
     pub start: usize,
-    /// The slot behind its last input.
+    /// The index behind that of its last input.
     pub end: usize,
-    /// The text position of its first input.
+    /// The text position at which it begins: that of a token of text in the place of its first input.
     pub position: u32,
-    /// The position of the text behind it.
+    /// The position of the token of text that follows it.
     pub next_position: u32,
     /// Whether attention within it is bidirectional in any layer, so that the sequence is not cut within it.
     pub is_bidirectional: bool,
 }
 
 impl SequenceSpans {
-    /// The spans, in the order of their slots.
+    /// The spans, in the order of their inputs.
     pub fn as_slice(&self) -> &[SpanPlace] {
         &self.spans
     }
@@ -122,19 +122,20 @@ impl SequenceSpans {
         })
     }
 
-    /// Appends a span behind all others.
+    /// Appends a span, which begins at or behind the end of all others.
     pub(crate) fn push(&mut self, span: SpanPlace) {
         self.spans.push(span);
     }
 
-    /// The position of text at `slot`, which is in no span.
-    pub fn text_position(&self, slot: usize) -> u32 {
-        let before = self.spans.iter().rev().find(|span| span.end <= slot);
+    /// The position of a token of text with this index in the sequence, which no span contains. Saturates.
+    pub fn text_position(&self, index: usize) -> u32 {
+        let before = self.spans.iter().rev().find(|span| span.end <= index);
         let (end, position) = before.map_or((0, 0), |span| (span.end, span.next_position));
-        u32::try_from(slot - end).unwrap_or(u32::MAX).saturating_add(position)
+        u32::try_from(index - end).unwrap_or(u32::MAX).saturating_add(position)
     }
 
-    /// The longest length of at most `n` that does not cut a whole span.
+    /// The largest number of inputs, at most `n`, to which the sequence can be cut without cutting a span with bidirectional
+    /// attention.
     pub(crate) fn reachable(&self, n: usize) -> usize {
         self.spans
             .iter()
@@ -142,8 +143,9 @@ impl SequenceSpans {
             .map_or(n, |span| span.start)
     }
 
-    /// Cuts the sequence back to `n` inputs. A span that is cut ends where the sequence does; the text behind it goes on
-    /// as if its rows had been text.
+    /// Cuts the sequence back to `n` inputs, which [`reachable`](Self::reachable) returned. A span that is cut ends where the
+    /// sequence does. The text behind it continues at the position that would follow if the rows that are left were text, but
+    /// at most at that behind the uncut span. Rows that are left may have larger positions.
     pub(crate) fn cut(&mut self, n: usize) {
         self.spans.retain(|span| span.start < n);
         if let Some(last) = self.spans.last_mut().filter(|last| last.end > n) {
@@ -156,7 +158,7 @@ impl SequenceSpans {
 /// The part of a batch's spans that one step evaluates.
 #[derive(Debug, Clone, Default)]
 pub struct StepInputs {
-    /// The spans, in the order of their tokens; empty in most steps.
+    /// The spans, in the order of their inputs; at least one.
     pub spans: Vec<StepSpan>,
 }
 
@@ -167,11 +169,11 @@ pub struct StepSpan {
     pub seq: usize,
     /// The indices of its inputs in the sequence ([`BatchToken::pos`]).
     pub indices: Range<usize>,
-    /// The embeddings, row-major `[n, n_embd]`.
+    /// The rows of embeddings, row-major `[n, n_embd]`.
     pub rows: Vec<f32>,
     /// Deepstack rows, `[n, n_embd]` for each of the first layers: those at index `i` are added after layer `i`.
     pub deepstack: Vec<Vec<f32>>,
-    /// The position of each row, `[n]`.
+    /// The position by which RoPE rotates each row, `[n]`.
     pub positions: Vec<Position>,
     /// Whether attention within the span is bidirectional in each layer, `[n_layer]`; empty: in none.
     pub bidirectional_in: Vec<bool>,
@@ -185,15 +187,15 @@ impl StepSpan {
 }
 
 impl StepInputs {
-    /// The span with this token, and the token's index in it.
+    /// The span that contains the input `token`, and the number of its row in that span. `None`: the input is a token id.
     pub fn of_token(&self, token: &BatchToken) -> Option<(&StepSpan, usize)> {
         let span = self.spans.iter().find(|span| span.seq == token.seq && span.indices.contains(&token.pos))?;
         Some((span, token.pos - span.indices.start))
     }
 }
 
-/// Checks the spans of a batch whose tokens were checked: within the batch, of one sequence each, with rows and flags of the
-/// model's sizes, and not longer than `n_ubatch` where they must not be divided, with at most `max_outputs` output tokens.
+/// Checks the spans of a batch whose tokens were checked: each is within the batch and one sequence, with rows, positions and
+/// flags of the model's sizes. One that must not be divided fits in a step: `n_ubatch` inputs, `max_outputs` output tokens.
 pub(crate) fn check_spans(
     spec: &ModelSpec,
     batch: Batch<'_>,
@@ -205,36 +207,50 @@ pub(crate) fn check_spans(
     for span in batch.spans {
         let Span { first, rows, deepstack, positions, bidirectional_in } = *span;
         let n = span.len(n_embd);
-        if n == 0 || !rows.len().is_multiple_of(n_embd) {
-            return refused("its rows are not as wide as the model's residual stream");
+        if rows.is_empty() {
+            return refused("it has no rows");
         }
-        if first < end || n > batch.tokens.len().saturating_sub(first) {
-            return refused("it overlaps another one, or ends beyond the batch");
+        if !rows.len().is_multiple_of(n_embd) {
+            return refused("the length of its rows is not a multiple of n_embd");
+        }
+        if first < end {
+            return refused("it begins before the end of the span before it");
+        }
+        if n > batch.tokens.len().saturating_sub(first) {
+            return refused("it ends beyond the batch");
         }
         end = first + n;
         let tokens = &batch.tokens[span.inputs(n_embd)];
         if tokens.iter().any(|token| token.seq != tokens[0].seq) {
             return refused("its inputs are of several sequences");
         }
-        if deepstack.len() > spec.n_layer() || deepstack.iter().any(|more| more.len() != rows.len()) {
-            return refused("its additional rows are not those of its inputs, or there are more of them than layers");
+        if deepstack.len() > spec.n_layer() {
+            return refused("it has deepstack rows for more layers than the model has");
+        }
+        if deepstack.iter().any(|of_layer| of_layer.len() != rows.len()) {
+            return refused("its deepstack rows of a layer have another length than its rows");
         }
         if !(positions.is_empty() || positions.len() == n) {
-            return refused("it has positions for some of its inputs only");
+            return refused("the number of its positions is neither 0 nor that of its rows");
         }
         if !(bidirectional_in.is_empty() || bidirectional_in.len() == spec.n_layer()) {
-            return refused("its layers are not those of the model");
+            return refused("the number of flags in bidirectional_in is neither 0 nor that of the model's layers");
         }
-        let n_outputs = tokens.iter().filter(|token| token.output).count();
-        if span.is_bidirectional() && (n > n_ubatch || n_outputs > max_outputs) {
-            return Err(ForwardError::SpanTooLong { n, n_ubatch });
+        if span.is_bidirectional() {
+            if n > n_ubatch {
+                return Err(ForwardError::SpanTooLong { n, n_ubatch });
+            }
+            let n_outputs = tokens.iter().filter(|token| token.output).count();
+            if n_outputs > max_outputs {
+                return Err(ForwardError::TooManySpanOutputs { n_outputs, max_outputs });
+            }
         }
     }
     Ok(())
 }
 
-/// The part of the spans of `batch` in the step of its inputs `range`; `None` if there is none. `places` has the place of each
-/// span in its sequence.
+/// The parts of the spans of `batch` that are in the step of its inputs `range`; `None` if there are none. `places` has the
+/// place of each span in its sequence.
 pub(crate) fn step_inputs(
     n_embd: usize,
     batch: Batch<'_>,
@@ -275,16 +291,16 @@ mod tests {
     }
 
     #[test]
-    fn text_goes_on_behind_the_largest_component() {
+    fn text_continues_behind_the_largest_component() {
         let mut spans = SequenceSpans::default();
         spans.push(place(3, 15, 3, 7, true));
         spans.push(place(20, 22, 12, 14, false));
-        let positions: Vec<_> = [0, 2, 15, 16, 19, 22, 30].map(|slot| spans.text_position(slot)).to_vec();
+        let positions: Vec<_> = [0, 2, 15, 16, 19, 22, 30].map(|index| spans.text_position(index)).to_vec();
         assert_eq!(positions, [0, 2, 7, 8, 11, 14, 22]);
     }
 
     #[test]
-    fn whole_spans_are_not_cut() {
+    fn bidirectional_spans_are_not_cut() {
         let mut spans = SequenceSpans::default();
         spans.push(place(3, 15, 3, 7, true));
         spans.push(place(20, 30, 12, 22, false));

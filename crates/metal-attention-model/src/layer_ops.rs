@@ -6,12 +6,14 @@ use crate::{Layer, Parts, Residual};
 /// lifetime of the weights. [`run_layer`](Self::run_layer) calls them.
 ///
 /// Mixers and most feed-forwards end before their last product, so that [`join`](Self::join) can let it add to `x`
-/// directly.
+/// directly. Several residual streams (AltUp) and LAuReL exist only in layers with [`Residual::Sequential`], which
+/// [`ModelSpec::check_residuals`](crate::ModelSpec::check_residuals) checks.
 pub trait LayerOps<'w, P: Parts + 'w> {
     /// The input of a mixer or a feed-forward: the normed residual stream, computed or still to be computed by the products
     /// that read it.
     type Input: Copy;
-    /// The result of a mixer or a feed-forward, mostly not computed yet.
+    /// The result of a mixer or a feed-forward, mostly not computed yet. It has a value for [`Mixer::None`](crate::Mixer::None)
+    /// and [`FeedForward::None`](crate::FeedForward::None), which [`join`](Self::join) adds nothing for.
     type Output;
     /// Why an operation failed.
     type Error;
@@ -34,7 +36,8 @@ pub trait LayerOps<'w, P: Parts + 'w> {
     /// The feed-forward's input, if it is not the mixer's.
     fn feed_forward_input(&mut self, layer: &'w Layer<P>) -> Result<Self::Input, Self::Error>;
 
-    /// The feed-forward. `scale`: the factor of its join.
+    /// The feed-forward. It does not multiply by `scale`, the factor that [`join`](Self::join) will apply to its output; a
+    /// backend may let the feed-forward add to `x` itself only where that is 1.
     fn feed_forward(
         &mut self,
         layer: &'w Layer<P>,
@@ -42,7 +45,8 @@ pub trait LayerOps<'w, P: Parts + 'w> {
         scale: f32,
     ) -> Result<Self::Output, Self::Error>;
 
-    /// `x += scale * norm(output)`; without a norm `x += scale * output`.
+    /// `x += scale * norm(output)`; without a norm `x += scale * output`. It alone multiplies by `scale`. Nothing if the
+    /// output is that of no mixer or no feed-forward, or was added to `x` already.
     fn join(&mut self, output: Self::Output, norm: Option<&'w P::Norm>, scale: f32) -> Result<(), Self::Error>;
 
     /// `x = norm(x)`

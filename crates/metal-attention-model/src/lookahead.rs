@@ -34,8 +34,9 @@ impl<S> Lookahead<S> {
         !batch.is_empty() && self.next == batch
     }
 
-    /// The steps to submit and [`push`](Self::push) now, as numbers of tokens after `batch`; their pages are reserved.
-    /// `None` if enough are in flight, or there are no pages for more.
+    /// The numbers of the steps to submit and [`push`](Self::push) now, counted from `batch` as in
+    /// [`Executor::submit`](crate::Executor::submit); their pages are reserved. `None` if enough are in flight, or there are no
+    /// pages for more.
     ///
     /// Step 0 is `batch` itself. Others follow only if `batch` [continues](Self::continues) what was read: a caller
     /// that returned the chosen tokens once will do so again. Up to `at_once` steps are submitted together, behind as

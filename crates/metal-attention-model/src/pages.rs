@@ -108,7 +108,8 @@ impl PageTable {
         &self.spans[seq]
     }
 
-    /// The position of a token of text: its slot, or after spans the number that goes on behind them.
+    /// The position of a token of text: its index in the sequence or, behind a span, the number that follows the span's
+    /// positions.
     pub fn text_position(&self, token: &BatchToken) -> Position {
         Position::of_text(self.spans[token.seq].text_position(token.pos))
     }

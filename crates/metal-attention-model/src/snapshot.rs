@@ -248,7 +248,7 @@ impl Snapshot {
             let end = read_count(input, n_tokens, "a span is longer than the sequence")?;
             let position = read_position(input)?;
             let next_position = read_position(input)?;
-            let is_bidirectional = read_count(input, 1, "a span is neither whole nor divisible")? == 1;
+            let is_bidirectional = read_count(input, 1, "a flag of a span is neither 0 nor 1")? == 1;
             spans.push(SpanPlace { start, end, position, next_position, is_bidirectional });
         }
         let extent = SequenceExtent { n_tokens, n_dropped, states, spans };

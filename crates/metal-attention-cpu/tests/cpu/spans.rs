@@ -90,7 +90,7 @@ fn positions_additions_and_sight_have_an_effect() {
     let more: Vec<f32> = (0..N[1] * n_embd).map(|i| (i % 7) as f32 / 7.0).collect();
     assert_eq!(changed(Span { deepstack: &[&more], ..span }), [true; 3]);
     assert_eq!(changed(Span { deepstack: &[&vec![0.0; more.len()]], ..span }), [false; 3]);
-    // All rows at one position: the first one is where it was, and the text goes on at the next.
+    // All rows at one position: the first one is where it was, and the text continues at the next.
     assert_eq!(changed(Span { positions: &[Position::default(); N[1]], ..span }), [false, true, true]);
     // The last layer sees the span whole: its first input attends to the others, and its last one did before.
     let mut whole = vec![false; n_layer];

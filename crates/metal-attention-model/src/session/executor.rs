@@ -20,7 +20,7 @@ pub struct Step {
     pub pages: Arc<PageTable>,
     /// The kind of batch that the micro-batch is a part of, for profiles.
     pub phase: Phase,
-    /// Those of its inputs that are rows of embeddings; `None`: all are tokens. Only where [`StepLimits::accepts_rows`].
+    /// Those of its inputs that are rows of embeddings; `None`: all are token ids. Only where [`StepLimits::accepts_rows`].
     pub inputs: Option<Arc<StepInputs>>,
 }
 
@@ -38,15 +38,15 @@ impl Step {
         n_outputs(&self.tokens)
     }
 
-    /// The last slots that the inputs attend to in each layer of `spec`.
+    /// The index of the last input that each input of the step attends to, in each layer of `spec`.
     pub fn last_seen(&self, spec: &ModelSpec) -> LastSeen {
         let spans: &[StepSpan] = self.inputs.as_ref().map_or(&[], |inputs| &inputs.spans);
-        let list = |is_causal: bool, wholes: &[bool]| {
-            let whole = |token: &BatchToken| {
-                let wholes = spans.iter().zip(wholes).filter(|(_, is_whole)| **is_whole);
-                wholes.map(|(span, _)| span).find(|span| span.seq == token.seq && span.indices.contains(&token.pos))
+        let list = |is_causal: bool, bidirectional: &[bool]| {
+            let span_of = |token: &BatchToken| {
+                let spans = spans.iter().zip(bidirectional).filter(|(_, is_bidirectional)| **is_bidirectional);
+                spans.map(|(span, _)| span).find(|span| span.seq == token.seq && span.indices.contains(&token.pos))
             };
-            let last = |token: &BatchToken| match (is_causal, whole(token)) {
+            let last = |token: &BatchToken| match (is_causal, span_of(token)) {
                 (false, _) => self.pages.n_past(token.seq) - 1,
                 (true, Some(span)) => span.indices.end - 1,
                 (true, None) => token.pos,
@@ -56,7 +56,7 @@ impl Step {
         if spans.is_empty() && spec.is_causal() {
             return LastSeen { lists: vec![list(true, &[])], of_layer: Vec::new() };
         }
-        // Layers with equal masks and spans have equal lists. One without a KV cache reads none.
+        // Layers with equal masks and bidirectional spans have equal lists. A layer without attention does not read its list.
         let mut keys: Vec<(bool, Vec<bool>)> = Vec::new();
         let of_layer = spec.layers.iter().enumerate().map(|(i, layer)| {
             let is_causal = layer.mixer.attention().is_none_or(|a| a.mask.is_causal());
@@ -67,13 +67,14 @@ impl Step {
             })
         });
         let of_layer = of_layer.collect();
-        LastSeen { lists: keys.iter().map(|(is_causal, wholes)| list(*is_causal, wholes)).collect(), of_layer }
+        let lists = keys.iter().map(|(is_causal, bidirectional)| list(*is_causal, bidirectional)).collect();
+        LastSeen { lists, of_layer }
     }
 }
 
-/// The last slots that the inputs of a step attend to: under a causal mask an input's own slot, or the last slot of its span
-/// in a layer that sees the span whole; under other masks the last slot of its sequence, which a symmetric window limits
-/// further.
+/// The index ([`BatchToken::pos`]) of the last input of its sequence that each input of a step attends to: under a causal mask
+/// its own, or that of the last input of its span in a layer with bidirectional attention within the span; under other masks
+/// the last of its sequence, which a symmetric window limits further.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastSeen {
     /// The different lists, `[n_lists][n_tokens]`, at least one.
@@ -88,7 +89,7 @@ impl LastSeen {
         self.of_layer.get(layer).copied().unwrap_or(0)
     }
 
-    /// Whether an input attends to later ones than its mask and its slot allow, in layer `layer` of the step `tokens`.
+    /// Whether in layer `layer` an input of the step attends to later inputs. `tokens`: the tokens of the step.
     pub fn looks_ahead(&self, layer: usize, tokens: &[BatchToken]) -> bool {
         self.lists[self.list_of(layer)].iter().zip(tokens).any(|(&last, token)| last as usize != token.pos)
     }
@@ -146,7 +147,7 @@ pub struct StepLimits {
     pub chooses_ids: bool,
     /// Length of the lists of highest logits that it finds; 0: it finds none.
     pub max_top_k: usize,
-    /// Whether it evaluates rows of embeddings, and positions that differ from the slots.
+    /// Whether it evaluates rows of embeddings, and positions that differ from the inputs' indices.
     pub accepts_rows: bool,
     /// Maximum sequences of a greedy decode step that can be [submitted ahead](Executor::submit); 0: none can.
     pub n_ahead: usize,
@@ -194,32 +195,35 @@ pub trait Executor: Send {
         profiler: Option<&mut Profiler>,
     ) -> Result<(), ForwardError>;
 
-    /// Number of greedy decode steps, at least 1, that are best submitted together for a single sequence whose next position is
-    /// `pos`.
+    /// Number of greedy decode steps, at least 1, that are best submitted together for a single sequence whose next token has
+    /// the index `pos` ([`BatchToken::pos`]).
     fn n_at_once(&self, pos: usize) -> usize {
         let _ = pos;
         1
     }
 
-    /// Submits the greedy decode steps with the numbers `ahead`, counted from `step`, without waiting for them. Number 0
-    /// evaluates the tokens of `step`, one of each of at most [`StepLimits::n_ahead`] sequences; number n evaluates the ids
-    /// that number n - 1 has chosen, n slots later. Those before `ahead` are in flight or read already: the executor keeps the
-    /// ids that were chosen last on its device. Pages and slots are assigned or reserved for all. Returns what each step is read from, in
-    /// order. Errors: as of [`run`](Self::run).
+    /// Submits greedy decode steps without waiting for them. `step` is the oldest step that has not been read: step 0, with
+    /// one token of each of at most [`StepLimits::n_ahead`] sequences. Step n is the one n decode steps after it: its tokens
+    /// are the ids that step n - 1 chose, at the indices ([`BatchToken::pos`]) of the tokens of `step` plus n. `ahead` are the
+    /// numbers n of the steps to submit. Steps `0..ahead.start` are in flight, so the device has the ids that step
+    /// `ahead.start - 1` chooses. KV pages and state slots are assigned or reserved for all. Returns a handle for each
+    /// submitted step, in order. Errors: as of [`run`](Self::run).
     fn submit(&mut self, step: &Step, ahead: Range<usize>) -> Result<Vec<Self::InFlight>, ForwardError> {
         let _ = (step, ahead);
         Err(ForwardError::Device { why: "this backend submits no steps ahead".into() })
     }
 
-    /// Waits for a submitted step and writes its ids, `[n_sequences]`. False if it has to be submitted again, as must
-    /// those after it. Errors: as of [`run`](Self::run).
+    /// Waits for a submitted step and writes its ids, `[n_sequences]`. Steps are read in the order in which they were
+    /// submitted. Returns false, with `ids` unchanged, if the step gave no ids and has to be submitted again, as must those
+    /// after it: on wgpu after the persistent kernel timed out, which is not used from then on. Errors: as of
+    /// [`run`](Self::run).
     fn read(&mut self, step: Self::InFlight, ids: &mut [u32]) -> Result<bool, ForwardError> {
         let _ = (step, ids);
         Err(ForwardError::Device { why: "this backend submits no steps ahead".into() })
     }
 
-    /// Forgets submitted steps, whose ids are not read. The device may still run them; they write nothing but pages and
-    /// slots that were reserved for them, and end before what is submitted later.
+    /// Forgets submitted steps, whose ids are not read. The device may still run them; they write nothing but the KV pages and
+    /// state slots that were reserved for them, and end before what is submitted later begins.
     fn discard(&mut self, steps: Vec<Self::InFlight>) {
         drop(steps);
     }

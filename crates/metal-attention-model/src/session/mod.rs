@@ -90,9 +90,9 @@ impl<E: Executor> Session<E> {
         }
         let n_embd = spec.n_embd;
         let places = self.pages.span_places(batch, n_embd)?;
-        let wholes: Vec<_> =
+        let undivided: Vec<_> =
             batch.spans.iter().filter(|span| span.is_bidirectional()).map(|span| span.inputs(n_embd)).collect();
-        let steps = micro_batches(spec, tokens, limits.n_tokens, max_outputs, &wholes);
+        let steps = micro_batches(spec, tokens, limits.n_tokens, max_outputs, &undivided);
         let steps: Vec<_> = if limits.one_run_per_sequence {
             steps.into_iter().flat_map(one_run_per_sequence).collect()
         } else {

@@ -34,7 +34,7 @@ struct Picture {
 }
 
 impl Picture {
-    /// A grid of 5 x 7 patches, seen whole by all layers or by none.
+    /// A grid of 5 x 7 patches, with bidirectional attention in all layers or in none.
     fn new(pass: &dyn ForwardPass, is_bidirectional: bool) -> Self {
         let rows = (0..N[1] * pass.spec().n_embd).map(|i| (i * 13 % 101) as f32 / 50.0 - 1.0).collect();
         let positions = (0..N[1] as u32).map(|i| Position([0, i / 7, i % 7])).collect();
@@ -85,28 +85,28 @@ fn spans_give_the_same_results_in_any_steps() {
             assert_ne!(all_at_once(&mut pass, 1, &other), want, "{architecture}: the rows have an effect");
             let other = Picture { positions: Vec::new(), ..Picture::new(&pass, is_bidirectional) };
             assert_ne!(all_at_once(&mut pass, 2, &other), want, "{architecture}: the positions have an effect");
-            // Text goes on behind the largest component, 6.
+            // Text continues behind the largest component, 6.
             let last = BatchToken { id: 0, seq: 0, pos: N.iter().sum::<usize>() - 1, output: true };
             assert_eq!(pass.page_table().text_position(&last), Position::of_text((N[0] + 7 + N[2] - 1) as u32));
             for n_ubatch in [36, 40, 64] {
                 let mut pass = session(architecture, n_ubatch);
                 assert!(
                     all_at_once(&mut pass, 1, &picture) == want,
-                    "{architecture}, {n_ubatch}, whole: {is_bidirectional}"
+                    "{architecture}, {n_ubatch}, bidirectional: {is_bidirectional}"
                 );
             }
         }
-        let is_bidirectional = [false, true].map(|is_bidirectional| {
+        let logits = [false, true].map(|is_bidirectional| {
             let mut pass = session(architecture, 200);
             let picture = Picture::new(&pass, is_bidirectional);
             all_at_once(&mut pass, 0, &picture)
         });
-        assert_ne!(is_bidirectional[0], is_bidirectional[1], "{architecture}: a whole span sees more");
+        assert_ne!(logits[0], logits[1], "{architecture}: the inputs of a bidirectional span attend to more");
     }
 }
 
 #[test]
-fn sequences_go_on_behind_spans() {
+fn sequences_continue_behind_spans() {
     for architecture in ARCHITECTURES {
         let mut pass = session(architecture, 40);
         let picture = Picture::new(&pass, true);
@@ -152,14 +152,14 @@ fn bad_spans_are_refused() {
     let (rows, many) = (&picture.rows[..], vec![&picture.rows[..]; n_layer + 1]);
     let far = [Position([0, u32::MAX, 0]); N[1]];
     let bad = [
-        Span { rows: &rows[1..], ..good },
-        Span { rows: &[], ..good },
-        Span { first: usize::MAX, ..good },
-        Span { first: 6, ..good },
-        Span { positions: &picture.positions[1..], ..good },
-        Span { deepstack: &many, ..good },
-        Span { deepstack: &[&rows[n_embd..]], ..good },
-        Span { bidirectional_in: &picture.bidirectional_in[1..], ..good },
+        (Span { rows: &rows[1..], ..good }, "the length of its rows"),
+        (Span { rows: &[], ..good }, "no rows"),
+        (Span { first: usize::MAX, ..good }, "beyond the batch"),
+        (Span { first: 6, ..good }, "beyond the batch"),
+        (Span { positions: &picture.positions[1..], ..good }, "the number of its positions"),
+        (Span { deepstack: &many, ..good }, "for more layers than the model has"),
+        (Span { deepstack: &[&rows[n_embd..]], ..good }, "its deepstack rows of a layer"),
+        (Span { bidirectional_in: &picture.bidirectional_in[1..], ..good }, "the number of flags in bidirectional_in"),
     ];
     let text = tokens(&pass, 0, 40);
     let mut refused = |tokens: &[BatchToken], spans: &[Span<'_>]| {
@@ -168,20 +168,29 @@ fn bad_spans_are_refused() {
         assert!(pass.page_table().spans(0).as_slice().is_empty());
         error
     };
-    for span in bad {
-        assert!(matches!(refused(&text, &[span]), ForwardError::BadSpan { .. }), "{span:?}");
+    for (span, reason) in bad {
+        let ForwardError::BadSpan { why } = refused(&text, &[span]) else { panic!("{reason}") };
+        assert!(why.contains(reason), "{why}: {reason}");
     }
     assert!(matches!(refused(&text, &[good, good]), ForwardError::BadSpan { .. }));
-    let whole = vec![true; n_layer];
+    let all_layers = vec![true; n_layer];
     let n = N[1];
     assert_eq!(
-        refused(&text, &[Span { bidirectional_in: &whole, ..good }]),
+        refused(&text, &[Span { bidirectional_in: &all_layers, ..good }]),
         ForwardError::SpanTooLong { n, n_ubatch: 34 }
     );
     assert!(matches!(refused(&text, &[Span { positions: &far, ..good }]), ForwardError::PositionOutOfRange { .. }));
     let mut two = text;
     two.iter_mut().skip(10).enumerate().for_each(|(pos, token)| (token.seq, token.pos) = (1, pos));
     assert!(matches!(refused(&two, &[good]), ForwardError::BadSpan { .. }));
+    // A step of 16 output tokens cannot hold a span of 35 that must not be divided, unless the results need no logits.
+    let text: Vec<_> = tokens(&pass, 0, 40).into_iter().map(|token| BatchToken { output: true, ..token }).collect();
+    let spans = [Span { bidirectional_in: &all_layers, ..good }];
+    let batch = Batch { tokens: &text, spans: &spans };
+    let mut wide = session("llama", 40);
+    let error = wide.forward_outputs(batch, OutputKind::Logits, &[]).unwrap_err();
+    assert_eq!(error, ForwardError::TooManySpanOutputs { n_outputs: n, max_outputs: 16 });
+    wide.forward_outputs(batch, OutputKind::Hidden, &[]).unwrap();
     // The text behind a span may leave the context, too.
     let end = [Position([0, (pass.n_ctx() - 4) as u32, 0]); N[1]];
     let tokens = tokens(&pass, 0, 45);
@@ -201,7 +210,7 @@ impl Hooks for Recorder {
     }
 }
 
-/// The lists of the last slots that inputs attend to, and the list of each layer, of the last step of `tokens` with `spans`.
+/// The lists of the last inputs that inputs attend to, and the list of each layer, of the last step of `tokens` with `spans`.
 fn last_seen(architecture: &str, tokens: &[BatchToken], spans: &[Span<'_>]) -> (Vec<Vec<u32>>, Vec<usize>) {
     let spec = ModelSpec::from_metadata(&ModelShape::custom(architecture).unwrap().metadata()).unwrap();
     let options = SessionOptions { n_ctx: 20 * PAGE, n_seq: 3, ..Default::default() };
@@ -209,26 +218,28 @@ fn last_seen(architecture: &str, tokens: &[BatchToken], spans: &[Span<'_>]) -> (
     let mut pass = Session::new(HookedExecutor::new(inner, Recorder::default()));
     pass.forward_outputs(Batch { tokens, spans }, OutputKind::Hidden, &[]).unwrap();
     let seen = pass.executor.hooks.0.last().unwrap().last_seen(&spec);
-    assert!((0..spec.n_layer()).all(|i| seen.looks_ahead(i, tokens) != (seen.lists[seen.list_of(i)] == slots(tokens))));
+    assert!(
+        (0..spec.n_layer()).all(|i| seen.looks_ahead(i, tokens) != (seen.lists[seen.list_of(i)] == indices(tokens)))
+    );
     let of_layer = (0..spec.n_layer()).map(|i| seen.list_of(i)).collect();
     (seen.lists, of_layer)
 }
 
-fn slots(tokens: &[BatchToken]) -> Vec<u32> {
+fn indices(tokens: &[BatchToken]) -> Vec<u32> {
     tokens.iter().map(|token| token.pos as u32).collect()
 }
 
 #[test]
-fn inputs_attend_to_their_own_slot_their_span_or_their_sequence() {
+fn inputs_attend_up_to_themselves_their_span_or_their_sequence() {
     let token = |(seq, pos): (usize, usize)| BatchToken { id: 1, seq, pos, output: true };
     let tokens: Vec<_> = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (0, 3)].map(token).to_vec();
     let all_zero = |n| vec![0; n];
     let (lists, of_layer) = last_seen("llama", &tokens, &[]);
-    assert_eq!((lists, of_layer.iter().all(|&list| list == 0)), (vec![slots(&tokens)], true));
+    assert_eq!((lists, of_layer.iter().all(|&list| list == 0)), (vec![indices(&tokens)], true));
     // The whole sequence, in either direction.
     let (lists, of_layer) = last_seen("bert", &tokens[..5], &[]);
     assert_eq!((lists, of_layer.clone()), (vec![vec![2, 2, 2, 1, 1]], all_zero(of_layer.len())));
-    // The first layer sees the first span, all others the second one.
+    // The first span is bidirectional in the first layer, the second one in all others.
     let spec = ModelSpec::from_metadata(&ModelShape::custom("llama").unwrap().metadata()).unwrap();
     let rows = vec![0.5; 2 * spec.n_embd];
     let first: Vec<bool> = (0..spec.n_layer()).map(|i| i == 0).collect();
