@@ -95,7 +95,7 @@ impl CpuExecutor {
     /// An option out of its range, threads or memory that the system refuses,
     /// or a cancelled `watch`.
     pub fn new(cpu: &CpuOptions, model: &LoadedModel, options: &SessionOptions) -> Result<Self, CpuError> {
-        let (spec, weights) = (model.spec().clone(), model.weights());
+        let spec = model.spec().clone();
         let n_threads = cpu.n_threads;
         let capacity = options.capacity(&spec);
         if let Some((option, max)) = capacity.out_of_range() {
@@ -115,7 +115,7 @@ impl CpuExecutor {
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(cpu.watch.clone());
         let isa = cpu.isa.unwrap_or_else(Isa::best);
-        let weights = PreparedWeights::new(&pool, &spec, weights, capacity.n_ctx, options.exact)?;
+        let weights = PreparedWeights::new(&pool, model, capacity.n_ctx, options.exact)?;
         let sequence_parallel = SequenceParallel::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
             weights,
@@ -198,11 +198,11 @@ fn forward<E: CacheElement>(
     let caches = read_by_layers(run.spec, &owned);
     match (sequence_parallel, output) {
         // A trace or an observer is passed all tokens of the micro-batch together; spans are rare.
-        (Some(sequence_parallel), MicroBatchOutput::Logits(logits))
+        (Some(sequence_parallel), MicroBatchOutput::Logits { head, logits })
             if trace.is_none() && run.observer.is_none() && run.inputs.is_none() =>
         {
-            if !sequence_parallel.forward(&mut run, &caches, tokens, logits) {
-                run.forward(&caches, tokens, MicroBatchOutput::Logits(logits), trace);
+            if !sequence_parallel.forward(&mut run, &caches, tokens, head, logits) {
+                run.forward(&caches, tokens, MicroBatchOutput::Logits { head, logits }, trace);
             }
         }
         (_, output) => run.forward(&caches, tokens, output, trace),
@@ -300,10 +300,13 @@ impl Executor for CpuExecutor {
         trace: Option<LayerTrace<'_>>,
         mut profiler: Option<&mut Profiler>,
     ) -> Result<(), ForwardError> {
-        let output = match results {
-            StepResults::Logits(rows) => MicroBatchOutput::Logits(rows),
-            StepResults::Hidden(rows) => MicroBatchOutput::Hidden(rows),
-            StepResults::Ids(_) | StepResults::TopK(_) => {
+        let output = match (results, &self.weights.output) {
+            (StepResults::Logits(logits), Some(head)) => MicroBatchOutput::Logits { head, logits },
+            // Without output tokens there are no rows of either kind.
+            (StepResults::Logits(rows), None) if rows.is_empty() => MicroBatchOutput::Hidden(rows),
+            (StepResults::Logits(_), None) => return Err(ForwardError::NoLogits),
+            (StepResults::Hidden(rows), _) => MicroBatchOutput::Hidden(rows),
+            (StepResults::Ids(_) | StepResults::TopK(_), _) => {
                 return Err(ForwardError::Device { why: "the CPU returns logits alone".into() });
             }
         };

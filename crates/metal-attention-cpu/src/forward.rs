@@ -42,7 +42,7 @@ use crate::activations::Q8Activations;
 use crate::kernels::elementwise::{LayerNorm, RmsNorm};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kv_cache::{CacheElement, SharedKvCache};
-use crate::layers::{PreparedLinear, PreparedWeights};
+use crate::layers::{PreparedHead, PreparedLinear, PreparedWeights};
 use crate::observer::{MatrixInput, Observer};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
@@ -167,8 +167,13 @@ impl Scratch {
 
 /// The buffer for the output of the output tokens, in the order of the micro-batch.
 pub(crate) enum MicroBatchOutput<'a> {
-    /// Logits, `[n_outputs, n_vocab]`.
-    Logits(&'a mut [f32]),
+    /// Logits.
+    Logits {
+        /// The head that computes them.
+        head: &'a PreparedHead,
+        /// The rows, `[n_outputs, n_vocab]`.
+        logits: &'a mut [f32],
+    },
     /// Hidden states after the output norm, `[n_outputs, n_embd]`.
     Hidden(&'a mut [f32]),
 }
@@ -234,7 +239,7 @@ impl MicroBatchRun<'_> {
             let may_drop_rows = i + 1 == spec.n_layer() && !traces_all;
             let mut run = LayerRun { run: &mut self, i, cache: *cache, tokens: &mut tokens, may_drop_rows };
             let outcome = run.run_layer(layer);
-            self.add_rows(i, &tokens);
+            self.add_deepstack(i, &tokens);
             if self.pool.is_cancelled() {
                 return;
             }

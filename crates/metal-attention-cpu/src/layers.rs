@@ -8,7 +8,8 @@ use std::cell::RefCell;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    Layer, LayerSpec, Linear, Loaded, ModelSpec, NormWeights, Rotation, StreamsWeights, Weights,
+    Layer, LayerSpec, Linear, Loaded, LoadedModel, ModelSpec, NormWeights, OutputHead, Rotation, StreamsWeights,
+    Weights,
 };
 
 use crate::error::CpuError;
@@ -47,12 +48,20 @@ pub(crate) struct PreparedWeights {
     pub(crate) layers: Vec<Layer<CpuParts>>,
     /// The output norm.
     pub(crate) output_norm: Option<NormWeights>,
-    /// The head, `[n_vocab, n_embd]`; `None` for encoders without logits.
-    pub(crate) output: Option<PreparedLinear>,
+    /// The output head; `None` for encoders without logits.
+    pub(crate) output: Option<PreparedHead>,
     /// The different RoPE rotations of the model.
     pub(crate) rotations: Vec<Rotation>,
     /// The index in `rotations` of each layer's rotation; `None` for layers without RoPE.
     pub(crate) rotation_of: Vec<Option<usize>>,
+}
+
+/// The output head.
+pub(crate) struct PreparedHead {
+    /// The specification.
+    pub(crate) spec: OutputHead,
+    /// The matrix, `[n_vocab, n_embd]`, with its bias.
+    pub(crate) linear: PreparedLinear,
 }
 
 /// The weights of per-layer embeddings.
@@ -66,19 +75,14 @@ pub(crate) struct PreparedPerLayer {
 }
 
 impl PreparedWeights {
-    /// Repacks the matrices of `weights` on the threads of `pool`; in `exact` mode quantised ones stay in the mapped file.
+    /// Repacks the matrices of `model` on the threads of `pool`; in `exact` mode quantised ones stay in the mapped file.
     /// `n_ctx`, the maximum number of positions of a sequence, selects the RoPE factors.
     ///
     /// # Errors
     ///
     /// Too little memory, or the cancellation of the pool's work.
-    pub(crate) fn new(
-        pool: &ThreadPool,
-        spec: &ModelSpec,
-        weights: &Weights,
-        n_ctx: usize,
-        exact: bool,
-    ) -> Result<Self, CpuError> {
+    pub(crate) fn new(pool: &ThreadPool, model: &LoadedModel, n_ctx: usize, exact: bool) -> Result<Self, CpuError> {
+        let weights = model.weights();
         let memory = RefCell::new(PackedMemory::default());
         let matrix = |tensor: &Tensor| {
             let bytes = tensor.bytes().len() as u64;
@@ -91,7 +95,10 @@ impl PreparedWeights {
             Ok(PreparedLinear { name, weight: matrix(&linear.weight)?, bias: linear.bias.clone() })
         };
         // The largest matrix first: while it is repacked, both copies of it are in memory.
-        let output = weights.output.as_ref().map(linear).transpose()?;
+        let output = match model.output_head() {
+            Some((spec, head)) => Some(PreparedHead { spec, linear: linear(head)? }),
+            None => None,
+        };
         let per_layer = match &weights.per_layer {
             Some(p) => Some(PreparedPerLayer {
                 token_embd: p.token_embd.weight.clone(),
@@ -105,7 +112,7 @@ impl PreparedWeights {
             Some(s) => Some(StreamsWeights { proj: all(&s.proj)?, unembd_proj: all(&s.unembd_proj)? }),
             None => None,
         };
-        let (rotations, rotation_of) = rotations(spec, weights, n_ctx);
+        let (rotations, rotation_of) = rotations(model.spec(), weights, n_ctx);
         Ok(Self {
             token_embd: weights.token_embd.weight.clone(),
             token_type: weights.token_type.clone(),
@@ -123,7 +130,8 @@ impl PreparedWeights {
 
     /// All matrices.
     fn matrices(&self) -> impl Iterator<Item = &WeightMatrix> {
-        let linears = self.layers.iter().flat_map(Layer::linears).chain(&self.output);
+        let output = self.output.iter().map(|head| &head.linear);
+        let linears = self.layers.iter().flat_map(Layer::linears).chain(output);
         let per_layer = self.per_layer.iter().map(|p| &p.model_proj);
         let streams = self.streams.iter().flat_map(|s| s.proj.iter().chain(&s.unembd_proj));
         linears.chain(per_layer).chain(streams).map(|linear| &linear.weight)

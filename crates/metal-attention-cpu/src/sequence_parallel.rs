@@ -11,6 +11,7 @@ use metal_attention_model::{BatchToken, Profiler};
 
 use crate::forward::{MicroBatchOutput, MicroBatchRun, Scratch};
 use crate::kv_cache::{CacheElement, SharedKvCache};
+use crate::layers::PreparedHead;
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 
@@ -45,7 +46,7 @@ impl SequenceParallel {
         self.scratch.iter().map(Scratch::bytes).sum()
     }
 
-    /// Does what `run.forward` would do with `tokens` and `logits`, `[n_outputs, n_vocab]`, but with a part of the sequences
+    /// Does what `run.forward` would do with `tokens` and `logits`, `[n_outputs, n_vocab]`, of `head`, but with a part of the sequences
     /// on each thread of the run's pool. Returns false, and does nothing, where the tokens cannot be divided evenly. After a
     /// cancellation the run's pool is cancelled, too.
     pub(crate) fn forward<E: CacheElement>(
@@ -53,6 +54,7 @@ impl SequenceParallel {
         run: &mut MicroBatchRun<'_>,
         caches: &[Option<&SharedKvCache<'_, E>>],
         tokens: &[BatchToken],
+        head: &PreparedHead,
         mut logits: &mut [f32],
     ) -> bool {
         let Some(parts) = split_by_sequence(tokens, run.pool.n_threads()) else { return false };
@@ -85,7 +87,7 @@ impl SequenceParallel {
                 MicroBatchRun { profiler: profiler.as_mut(), ..run }.forward(
                     caches,
                     tokens,
-                    MicroBatchOutput::Logits(logits),
+                    MicroBatchOutput::Logits { head, logits },
                     None,
                 );
             }

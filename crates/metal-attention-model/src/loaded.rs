@@ -4,7 +4,7 @@ use metal_attention_gguf::GgufFile;
 
 use crate::tensors::FileSource;
 use crate::weights::build;
-use crate::{ModelError, ModelSpec, Weights};
+use crate::{Linear, ModelError, ModelSpec, OutputHead, Weights};
 
 /// A model's specification and its weights, which have the shapes that the specification says. Only loading makes one,
 /// so that backends can rely on the shapes.
@@ -39,5 +39,11 @@ impl LoadedModel {
     /// The weights.
     pub fn weights(&self) -> &Weights {
         &self.weights
+    }
+
+    /// The output head with its matrix, `[n_vocab, n_embd]`, and bias. `None`: the model has no logits. A loaded model has
+    /// either both [`Output::head`](crate::Output::head) and [`Weights::output`], or neither.
+    pub fn output_head(&self) -> Option<(OutputHead, &Linear)> {
+        self.spec.output.head.zip(self.weights.output.as_ref())
     }
 }

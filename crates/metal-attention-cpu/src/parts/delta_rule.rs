@@ -28,7 +28,7 @@ pub(crate) struct DeltaScratch {
     /// The projection that the decay is computed from, `[n_tokens, n_decays]`.
     decay: Vec<f32>,
     /// Where decay and output gate are low-rank: the results of their down projections, `[2, n_tokens, rank]`, decay first.
-    before: Vec<f32>,
+    down: Vec<f32>,
     /// The work area of each task: queries and keys after the convolution, `[BLOCK, key_dim]` each, values,
     /// `[BLOCK, value_dim]`, betas, `[BLOCK]`, and decays, `[BLOCK]` or `[BLOCK, key_dim]`.
     blocks: Vec<f32>,
@@ -37,7 +37,7 @@ pub(crate) struct DeltaScratch {
 impl DeltaScratch {
     /// Bytes of all buffers.
     pub(crate) fn bytes(&self) -> usize {
-        [&self.beta, &self.decay, &self.before, &self.blocks].iter().map(|v| 4 * v.capacity()).sum()
+        [&self.beta, &self.decay, &self.down, &self.blocks].iter().map(|v| 4 * v.capacity()).sum()
     }
 }
 
@@ -70,9 +70,9 @@ impl MicroBatchRun<'_> {
             for segment in segments {
                 // SAFETY: only this task accesses the state of this key head and its value heads, and the
                 // segments come in order.
-                let (before, after) =
+                let (source, target) =
                     unsafe { states.source_and_target(layer, segment, head * of_head..(head + 1) * of_head) };
-                task.segment(first, segment.n, before, after);
+                task.segment(first, segment.n, source, target);
                 first += segment.n;
             }
         });
@@ -98,8 +98,8 @@ impl MicroBatchRun<'_> {
         resize(&mut s.delta.decay, n * spec.n_decays());
         resize(&mut s.gate_or_hidden, n * n_values);
         let rank = w.before.as_ref().map_or(0, |[decay, _]| decay.weight.n_out());
-        resize(&mut s.delta.before, 2 * n * rank);
-        let (first, second) = s.delta.before.split_at_mut(n * rank);
+        resize(&mut s.delta.down, 2 * n * rank);
+        let (first, second) = s.delta.down.split_at_mut(n * rank);
         let (decay, gate) = match &w.before {
             None => ((&w.decay, s.delta.decay.as_mut_slice()), (&w.gate, s.gate_or_hidden.as_mut_slice())),
             Some([decay, gate]) => ((decay, first), (gate, second)),
@@ -110,7 +110,7 @@ impl MicroBatchRun<'_> {
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         if w.before.is_some() {
             if let Some(observer) = &mut self.observer {
-                for (linear, x) in [&w.decay, &w.gate].into_iter().zip(s.delta.before.chunks_exact(n * rank)) {
+                for (linear, x) in [&w.decay, &w.gate].into_iter().zip(s.delta.down.chunks_exact(n * rank)) {
                     observer(MatrixInput { matrix: &linear.name, sub_matrix: None, x, n_in: rank });
                 }
             }
@@ -121,15 +121,15 @@ impl MicroBatchRun<'_> {
                 y,
                 accumulate: false,
             });
-            matmul(self.pool, self.isa, &s.delta.before, &mut s.q8, &mut products);
+            matmul(self.pool, self.isa, &s.delta.down, &mut s.q8, &mut products);
         }
         self.record_time("matmul_delta_rule");
     }
 }
 
 /// State elements of one key head and its value heads: the last inputs of the convolution, `[n_tap - 1, key_dim]` of queries,
-/// the same of keys, and `[n_tap - 1, value_dim]` of each value head; then the matrix of each value head,
-/// `[key_dim, value_dim]`.
+/// the same of keys, and `[n_tap - 1, value_dim]` of each value head; then the state matrix of each value head,
+/// `[key_dim, value_dim]`. `n_tap` is the width of the convolution in tokens.
 fn state_of_head(spec: &DeltaRuleSpec) -> usize {
     spec.state_elements() / spec.n_head_k
 }
@@ -169,39 +169,39 @@ struct KeyHeadTask<'a, 'b> {
 }
 
 impl KeyHeadTask<'_, '_> {
-    /// Computes tokens `first..first + n`, consecutive ones of one sequence. The state before them is `before` or, where that
-    /// is `None`, in `after`; the state after them is written to `after`.
-    fn segment(&mut self, first: usize, n: usize, before: Option<&[f32]>, after: &mut [f32]) {
+    /// Computes tokens `first..first + n`, consecutive ones of one sequence. The state before them is `source` or, where that
+    /// is `None`, in `target`; the state after them is written to `target`. Both are `[state_of_head]`.
+    fn segment(&mut self, first: usize, n: usize, source: Option<&[f32]>, target: &mut [f32]) {
         let spec = &self.w.spec;
         let of_matrix = spec.key_dim * spec.value_dim;
         let n_matrices = spec.n_shared() * of_matrix;
-        let (inputs, matrices) = after.split_at_mut(after.len() - n_matrices);
-        if let Some(before) = before {
-            inputs.copy_from_slice(&before[..inputs.len()]);
+        let (inputs, matrices) = target.split_at_mut(target.len() - n_matrices);
+        if let Some(source) = source {
+            inputs.copy_from_slice(&source[..inputs.len()]);
         }
         for start in (0..n).step_by(BLOCK) {
             let count = BLOCK.min(n - start);
-            // The first block reads the matrices in `before` and writes those in `after`; the others update these.
-            let before = before.filter(|_| start == 0).map(|before| &before[inputs.len()..]);
+            // The first block reads the matrices in `source` and writes those in `target`; the others update these.
+            let old_matrices = source.filter(|_| start == 0).map(|source| &source[inputs.len()..]);
             self.convolve_keys(first + start, count, inputs);
             for i in 0..spec.n_shared() {
                 let matrix = i * of_matrix..(i + 1) * of_matrix;
-                let before = before.map(|before| &before[matrix.clone()]);
-                self.value_head(first + start, count, i, inputs, before, &mut matrices[matrix]);
+                let old_matrix = old_matrices.map(|matrices| &matrices[matrix.clone()]);
+                self.value_head(first + start, count, i, inputs, old_matrix, &mut matrices[matrix]);
             }
         }
     }
 
     /// The queries and keys of a block: convolution, L2 norm, and the scale `1 / sqrt(key_dim)` of the queries.
-    /// `state`: the convolution's last inputs, updated.
-    fn convolve_keys(&mut self, first: usize, count: usize, state: &mut [f32]) {
+    /// `inputs`: the last inputs of the convolution, updated.
+    fn convolve_keys(&mut self, first: usize, count: usize, inputs: &mut [f32]) {
         let DeltaRuleSpec { key_dim, n_tap, eps, .. } = self.w.spec;
-        let (channel, n_keys) = (self.head * key_dim, self.w.spec.n_keys());
+        let (column, n_keys) = (self.head * key_dim, self.w.spec.n_keys());
         let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
         let k = &mut rest[..BLOCK * key_dim];
-        let (of_q, of_k) = state.split_at_mut((n_tap - 1) * key_dim);
-        let queries = ConvChannels { x: self.inputs.q, width: n_keys, channel, tap: channel, dim: key_dim };
-        let keys = ConvChannels { x: self.inputs.k, tap: n_keys + channel, ..queries };
+        let (of_q, of_k) = inputs.split_at_mut((n_tap - 1) * key_dim);
+        let queries = ConvChannels { x: self.inputs.q, width: n_keys, column, channel: column, dim: key_dim };
+        let keys = ConvChannels { x: self.inputs.k, channel: n_keys + column, ..queries };
         convolve(self.isa, self.w, &queries, first, count, of_q, q);
         convolve(self.isa, self.w, &keys, first, count, &mut of_k[..(n_tap - 1) * key_dim], k);
         let scale = 1.0 / (key_dim as f32).sqrt();
@@ -212,16 +212,16 @@ impl KeyHeadTask<'_, '_> {
         }
     }
 
-    /// The key head's `i`-th value head for one block of tokens: convolution, recurrence and gated norm. `state`: the last
-    /// inputs of the convolution, updated. `before`: the matrix before the block, where it is not in `matrix`; `matrix`: the
-    /// matrix after it.
+    /// The key head's `i`-th value head for one block of tokens: convolution, recurrence and gated norm. `inputs`: the last
+    /// inputs of the convolution, updated. `matrix`: the state matrix, updated; `old_matrix`: that before the block, where
+    /// `matrix` does not hold it yet.
     fn value_head(
         &mut self,
         first: usize,
         count: usize,
         i: usize,
-        state: &mut [f32],
-        before: Option<&[f32]>,
+        inputs: &mut [f32],
+        old_matrix: Option<&[f32]>,
         matrix: &mut [f32],
     ) {
         let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_k, n_head_v, eps, .. } = self.w.spec;
@@ -231,24 +231,24 @@ impl KeyHeadTask<'_, '_> {
         let (k, rest) = rest.split_at_mut(BLOCK * key_dim);
         let (v, gates) = rest.split_at_mut(BLOCK * value_dim);
         let (betas, decays) = gates.split_at_mut(BLOCK);
-        let channel = head * value_dim;
+        let column = head * value_dim;
         let values = ConvChannels {
             x: self.inputs.v,
             width: n_values,
-            channel,
-            tap: 2 * self.w.spec.n_keys() + channel,
+            column,
+            channel: 2 * self.w.spec.n_keys() + column,
             dim: value_dim,
         };
         let of_values = (n_tap - 1) * value_dim;
-        let of_v = &mut state[2 * (n_tap - 1) * key_dim + i * of_values..][..of_values];
+        let of_v = &mut inputs[2 * (n_tap - 1) * key_dim + i * of_values..][..of_values];
         convolve(self.isa, self.w, &values, first, count, of_v, v);
         for (t, beta) in betas[..count].iter_mut().enumerate() {
             *beta = 1.0 / (1.0 + (-self.inputs.beta[(first + t) * n_head_v + head]).exp());
         }
-        let out = first * n_values + channel;
+        let out = first * n_values + column;
         let (q, k) = (rows(q, count, key_dim), rows(k, count, key_dim));
         let (v, beta) = (rows(v, count, value_dim), rows(betas, count, 1));
-        let before = before.map(|before| StridedRows::new(before, key_dim, value_dim, value_dim));
+        let before = old_matrix.map(|matrix| StridedRows::new(matrix, key_dim, value_dim, value_dim));
         let state = StridedRowsMut::new(matrix, key_dim, value_dim, value_dim);
         // SAFETY: only this task accesses this head's columns of the output.
         let result = unsafe { StridedRowsMut::shared(self.out, out, count, value_dim, n_values) };
@@ -282,37 +282,37 @@ fn rows(block: &[f32], n: usize, width: usize) -> StridedRows<'_> {
     StridedRows::new(block, n, width, width)
 }
 
-/// The channels of one head in the input of the convolution.
+/// The channels of one head in the convolution.
 struct ConvChannels<'a> {
     /// The projection, `[n_tokens, width]`.
     x: &'a [f32],
     /// Columns of `x`.
     width: usize,
     /// The head's first column in `x`.
+    column: usize,
+    /// The head's first channel of the convolution, whose channels are those of queries, keys and values, in this order.
     channel: usize,
-    /// The head's first column in the weights of the convolution, where queries, keys and values lie side by side.
-    tap: usize,
     /// Channels of the head.
     dim: usize,
 }
 
-/// The convolution with SiLU of tokens `first..first + count`, to `out`, `[count, dim]`. `state`: the last inputs before these
-/// tokens, `[n_tap - 1, dim]`, updated.
+/// The convolution with SiLU of tokens `first..first + count`, to `out`, `[count, dim]`. `inputs`: the last inputs before these
+/// tokens, `[n_tap - 1, dim]`, updated. `w.taps` are its weights, `[n_tap, n_channels]`: `n_tap` for each channel.
 fn convolve(
     isa: crate::simd::Isa,
     w: &DeltaRuleWeights<PreparedLinear>,
-    &ConvChannels { x, width, channel, tap, dim }: &ConvChannels<'_>,
+    &ConvChannels { x, width, column, channel, dim }: &ConvChannels<'_>,
     first: usize,
     count: usize,
-    state: &mut [f32],
+    inputs: &mut [f32],
     out: &mut [f32],
 ) {
     isa.run(Convolution {
-        x: StridedRows::new(&x[first * width + channel..], count, dim, width),
-        weights: StridedRows::new(&w.taps[tap..], w.spec.n_tap, dim, w.spec.n_channels()),
+        x: StridedRows::new(&x[first * width + column..], count, dim, width),
+        weights: StridedRows::new(&w.taps[channel..], w.spec.n_tap, dim, w.spec.n_channels()),
         bias: None,
         silu: true,
-        state: StridedRowsMut::new(state, w.spec.n_tap - 1, dim, dim),
+        state: StridedRowsMut::new(inputs, w.spec.n_tap - 1, dim, dim),
         out: StridedRowsMut::new(out, count, dim, dim),
     });
 }

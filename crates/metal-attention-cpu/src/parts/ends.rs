@@ -4,6 +4,7 @@ use metal_attention_model::BatchToken;
 
 use crate::forward::{MicroBatchOutput, MicroBatchRun, ProductInput, RopeTable, add, add_bias, resize, scale_by};
 use crate::kernels::matmul::{MatmulOp, embedding, matmul};
+use crate::layers::PreparedHead;
 
 impl MicroBatchRun<'_> {
     /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and the further inputs of later layers: the
@@ -60,8 +61,8 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Adds the spans' additional rows for layer `layer` to `x`, after the layer.
-    pub(crate) fn add_rows(&mut self, layer: usize, tokens: &[BatchToken]) {
+    /// Adds the spans' deepstack rows of layer `layer` to `x`, after the layer.
+    pub(crate) fn add_deepstack(&mut self, layer: usize, tokens: &[BatchToken]) {
         let (Some(inputs), n_embd) = (self.inputs, self.spec.n_embd) else { return };
         for (token, row) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)) {
             let Some((span, i)) = inputs.of_token(token) else { continue };
@@ -73,16 +74,12 @@ impl MicroBatchRun<'_> {
 
     /// Writes the output of all rows that are left: the output norm and, for logits, the output head:
     /// `logits = scale * (W * normed + b)`, with a cap `cap * tanh(logits / cap)`.
-    ///
-    /// # Panics
-    ///
-    /// When logits are wanted of a model without a head; batches are checked for that before.
     pub(crate) fn write_output(&mut self, output: MicroBatchOutput<'_>) {
         self.merge_streams();
         self.normalize_x_to_normed(self.weights.output_norm.as_ref());
-        match (output, &self.weights.output, self.spec.output.head) {
-            (MicroBatchOutput::Hidden(out), _, _) => out.copy_from_slice(&self.scratch.normed),
-            (MicroBatchOutput::Logits(logits), Some(linear), Some(head)) => {
+        match output {
+            MicroBatchOutput::Hidden(out) => out.copy_from_slice(&self.scratch.normed),
+            MicroBatchOutput::Logits { head: PreparedHead { spec: head, linear }, logits } => {
                 self.observe(&[linear], ProductInput::Normed);
                 let s = &mut *self.scratch;
                 let token_rows = 0..s.normed.len() / self.spec.n_embd;
@@ -101,9 +98,6 @@ impl MicroBatchRun<'_> {
                     }
                 }
                 self.record_time("matmul_output");
-            }
-            (MicroBatchOutput::Logits(_), _, _) => {
-                panic!("logits were asked of a model without an output head")
             }
         }
     }
