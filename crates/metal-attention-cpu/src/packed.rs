@@ -57,7 +57,10 @@ impl PackedMatrix {
         let (ty, n_in, n_out) = (tensor.ty(), tensor.row_len(), tensor.n_rows());
         let layout = layout(ty);
         let n_panels = n_out.div_ceil(PANEL);
-        let block_bytes = layout.as_ref().map_or(ty.block_bytes(), |layout| layout.packed_bytes);
+        let block_bytes = match &layout {
+            PanelLayout::Floats(_) => ty.block_bytes(),
+            PanelLayout::Blocks(layout) => layout.packed_bytes,
+        };
         let panel_bytes = n_in / ty.block_len() * block_bytes * PANEL;
         let mut data = memory.allocate(n_panels.checked_mul(panel_bytes)?)?;
         let out = SharedMut::new(&mut data);
@@ -70,10 +73,10 @@ impl PackedMatrix {
                 let out = unsafe { out.slice(panel * panel_bytes, panel_bytes) };
                 let rows = panel * PANEL..n_out.min((panel + 1) * PANEL);
                 for (lane, row) in rows.map(|row| tensor.row(row)).enumerate() {
-                    match (&layout, ty.block_bytes()) {
-                        (Some(layout), _) => pack_row(layout, row, lane, out),
-                        (None, 4) => pack_floats::<4>(row, lane, out),
-                        (None, _) => pack_floats::<2>(row, lane, out),
+                    match &layout {
+                        PanelLayout::Blocks(layout) => pack_row(layout, row, lane, out),
+                        PanelLayout::Floats(FloatType::F32) => pack_floats::<4>(row, lane, out),
+                        PanelLayout::Floats(FloatType::F16 | FloatType::BF16) => pack_floats::<2>(row, lane, out),
                     }
                 }
             }
@@ -93,77 +96,122 @@ impl PackedMatrix {
     }
 }
 
-/// The repacking of a type's quantisation blocks to blocks of a panel.
-struct PanelLayout {
+/// The element type of a float matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FloatType {
+    /// 32 bits.
+    F32,
+    /// IEEE's 16 bits.
+    F16,
+    /// bfloat16.
+    BF16,
+}
+
+impl FloatType {
+    /// The element type of matrices of type `ty`; `None` for quantised types.
+    pub(crate) fn of(ty: TensorType) -> Option<Self> {
+        match layout(ty) {
+            PanelLayout::Floats(ty) => Some(ty),
+            PanelLayout::Blocks(_) => None,
+        }
+    }
+}
+
+/// The repacking of the rows of a tensor type to panels.
+enum PanelLayout {
+    /// Column after column.
+    Floats(FloatType),
+    /// Block after block.
+    Blocks(BlockLayout),
+}
+
+/// The repacking of a quantised type's blocks to blocks of a panel.
+struct BlockLayout {
     /// Columns of a block.
     block_len: usize,
     /// Bytes of one row's block in the file.
     row_bytes: usize,
     /// Bytes of one row's block in the panel.
     packed_bytes: usize,
-    /// Bits of a code in the panel.
-    bits: usize,
-    /// Returns the codes of columns `32 i..32 i + 32` of one row's block.
-    codes: fn(&[u8], usize) -> Codes,
-    /// The fields after the codes, such as scales, as (offset in the file's block, bytes, count). Each is interleaved by lane.
-    tail: &'static [(usize, usize, usize)],
-    /// The function that repacks a block of types that are more than bit planes and a tail; then the fields `bits`, `codes` and
-    /// `tail` are unused.
-    custom: Option<PackBlock>,
+    /// How a block is repacked.
+    packing: Packing,
+}
+
+/// The repacking of one row's block.
+enum Packing {
+    /// To bit planes, then a tail.
+    Planes {
+        /// Bits of a code in the panel.
+        bits: CodeBits,
+        /// Returns the codes of columns `32 i..32 i + 32` of one row's block.
+        codes: fn(&[u8], usize) -> Codes,
+        /// The fields after the codes, such as scales, as (offset in the file's block, bytes, count). Each is interleaved by
+        /// lane.
+        tail: &'static [(usize, usize, usize)],
+    },
+    /// By a function of the type's own.
+    Custom(PackBlock),
 }
 
 /// A function `(block, lane, out)` that repacks one row's block of the file to its lane of a panel's block.
 pub(crate) type PackBlock = fn(&[u8], usize, &mut [u8]);
 
-impl PanelLayout {
-    /// The layout of a type whose blocks `pack` repacks, to `packed_bytes` per row.
-    fn custom(ty: TensorType, packed_bytes: usize, pack: PackBlock) -> Self {
-        let (block_len, row_bytes) = (ty.block_len(), ty.block_bytes());
-        Self { block_len, row_bytes, packed_bytes, bits: 0, codes: |_, _| [0; 32], tail: &[], custom: Some(pack) }
-    }
+/// Bits of a code in bit planes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CodeBits {
+    One = 1,
+    Two = 2,
+    Three = 3,
+    Four = 4,
+    Five = 5,
+    Six = 6,
+    Eight = 8,
 }
 
-/// The layout of a quantised type; `None` for float types.
-fn layout(ty: TensorType) -> Option<PanelLayout> {
-    type LayoutFields = (usize, fn(&[u8], usize) -> Codes, &'static [(usize, usize, usize)]);
-    let (bits, codes, tail): LayoutFields = match ty {
-        TensorType::Q4_0 | TensorType::IQ4_NL => (4, |b, _| nibble_halves(&b[2..]), &[(0, 2, 1)]),
-        TensorType::Q4_1 => (4, |b, _| nibble_halves(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
-        TensorType::Q5_0 => (5, |b, _| q5(&b[2..]), &[(0, 2, 1)]),
-        TensorType::Q5_1 => (5, |b, _| q5(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
+/// The layout of a tensor type.
+fn layout(ty: TensorType) -> PanelLayout {
+    use CodeBits::{Eight, Five, Four, One, Six, Three, Two};
+    type PlaneFields = (CodeBits, fn(&[u8], usize) -> Codes, &'static [(usize, usize, usize)]);
+    let custom = |packed_bytes, pack| {
+        let (block_len, row_bytes) = (ty.block_len(), ty.block_bytes());
+        PanelLayout::Blocks(BlockLayout { block_len, row_bytes, packed_bytes, packing: Packing::Custom(pack) })
+    };
+    let (bits, codes, tail): PlaneFields = match ty {
+        TensorType::Q4_0 | TensorType::IQ4_NL => (Four, |b, _| nibble_halves(&b[2..]), &[(0, 2, 1)]),
+        TensorType::Q4_1 => (Four, |b, _| nibble_halves(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
+        TensorType::Q5_0 => (Five, |b, _| q5(&b[2..]), &[(0, 2, 1)]),
+        TensorType::Q5_1 => (Five, |b, _| q5(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
         // Signed codes become unsigned ones with an offset of 128.
-        TensorType::Q8_0 => (8, |b, _| from_fn(|l| b[2 + l] ^ 0x80), &[(0, 2, 1)]),
-        TensorType::Q2_K => (2, |b, i| two_bits(&b[16..80], i), &[(0, 1, 16), (80, 2, 1), (82, 2, 1)]),
-        TensorType::Q3_K => (3, q3_k, &[(96, 1, 12), (108, 2, 1)]),
-        TensorType::Q4_K => (4, |b, i| four_bits(&b[16..144], i), &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
-        TensorType::Q5_K => (5, q5_k, &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
-        TensorType::Q6_K => (6, q6_k, &[(192, 1, 16), (208, 2, 1)]),
-        TensorType::IQ4_XS => (4, |b, i| nibble_halves(&b[8 + 16 * i..]), &[(2, 1, 6), (0, 2, 1)]),
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => return None,
-        TensorType::TQ2_0 => (2, two_bits, &[(64, 2, 1)]),
-        TensorType::TQ1_0 => (2, |b, i| from_fn(|l| cast::<BlockTq1_0>(b)[0].code(32 * i + l)), &[(52, 2, 1)]),
-        TensorType::Q2_0 => (2, |b, i| from_fn(|l| b[2 + 8 * i + l / 4] >> (2 * (l % 4)) & 3), &[(0, 2, 1)]),
-        TensorType::Q1_0 => (1, |b, i| from_fn(|l| b[2 + 4 * i + l / 8] >> (l % 8) & 1), &[(0, 2, 1)]),
-        TensorType::IQ3_S => (4, iq3_s, &[(106, 1, 4), (0, 2, 1)]),
-        TensorType::MXFP4 => return Some(PanelLayout::custom(ty, 18, fp4::mxfp4)),
-        TensorType::NVFP4 => return Some(PanelLayout::custom(ty, 40, fp4::nvfp4)),
-        TensorType::IQ3_XXS => return Some(PanelLayout::custom(ty, 102, codebooks::iq3_xxs)),
-        TensorType::IQ2_S => return Some(PanelLayout::custom(ty, 82, codebooks::iq2_s)),
-        TensorType::IQ2_XS => return Some(PanelLayout::custom(ty, 78, codebooks::iq2_xs)),
-        TensorType::IQ2_XXS => return Some(PanelLayout::custom(ty, 70, codebooks::iq2_xxs)),
-        TensorType::IQ1_M => return Some(PanelLayout::custom(ty, 58, codebooks::iq1_m)),
-        TensorType::IQ1_S => return Some(PanelLayout::custom(ty, 50, codebooks::iq1_s)),
+        TensorType::Q8_0 => (Eight, |b, _| from_fn(|l| b[2 + l] ^ 0x80), &[(0, 2, 1)]),
+        TensorType::Q2_K => (Two, |b, i| two_bits(&b[16..80], i), &[(0, 1, 16), (80, 2, 1), (82, 2, 1)]),
+        TensorType::Q3_K => (Three, q3_k, &[(96, 1, 12), (108, 2, 1)]),
+        TensorType::Q4_K => (Four, |b, i| four_bits(&b[16..144], i), &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
+        TensorType::Q5_K => (Five, q5_k, &[(4, 1, 12), (0, 2, 1), (2, 2, 1)]),
+        TensorType::Q6_K => (Six, q6_k, &[(192, 1, 16), (208, 2, 1)]),
+        TensorType::IQ4_XS => (Four, |b, i| nibble_halves(&b[8 + 16 * i..]), &[(2, 1, 6), (0, 2, 1)]),
+        TensorType::F32 => return PanelLayout::Floats(FloatType::F32),
+        TensorType::F16 => return PanelLayout::Floats(FloatType::F16),
+        TensorType::BF16 => return PanelLayout::Floats(FloatType::BF16),
+        TensorType::TQ2_0 => (Two, two_bits, &[(64, 2, 1)]),
+        TensorType::TQ1_0 => (Two, |b, i| from_fn(|l| cast::<BlockTq1_0>(b)[0].code(32 * i + l)), &[(52, 2, 1)]),
+        TensorType::Q2_0 => (Two, |b, i| from_fn(|l| b[2 + 8 * i + l / 4] >> (2 * (l % 4)) & 3), &[(0, 2, 1)]),
+        TensorType::Q1_0 => (One, |b, i| from_fn(|l| b[2 + 4 * i + l / 8] >> (l % 8) & 1), &[(0, 2, 1)]),
+        TensorType::IQ3_S => (Four, iq3_s, &[(106, 1, 4), (0, 2, 1)]),
+        TensorType::MXFP4 => return custom(18, fp4::mxfp4),
+        TensorType::NVFP4 => return custom(40, fp4::nvfp4),
+        TensorType::IQ3_XXS => return custom(102, codebooks::iq3_xxs),
+        TensorType::IQ2_S => return custom(82, codebooks::iq2_s),
+        TensorType::IQ2_XS => return custom(78, codebooks::iq2_xs),
+        TensorType::IQ2_XXS => return custom(70, codebooks::iq2_xxs),
+        TensorType::IQ1_M => return custom(58, codebooks::iq1_m),
+        TensorType::IQ1_S => return custom(50, codebooks::iq1_s),
     };
     let fields: usize = tail.iter().map(|(_, width, count)| width * count).sum();
-    let packed_bytes = ty.block_len() / 8 * bits + fields;
-    Some(PanelLayout {
+    PanelLayout::Blocks(BlockLayout {
         block_len: ty.block_len(),
         row_bytes: ty.block_bytes(),
-        packed_bytes,
-        bits,
-        codes,
-        tail,
-        custom: None,
+        packed_bytes: ty.block_len() / 8 * bits as usize + fields,
+        packing: Packing::Planes { bits, codes, tail },
     })
 }
 
@@ -176,20 +224,23 @@ fn pack_floats<const N: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
 }
 
 /// Repacks one row of a quantised type to its lane of a panel.
-fn pack_row(layout: &PanelLayout, row: &[u8], lane: usize, panel: &mut [u8]) {
-    let code_bytes = 4 * layout.bits * PANEL;
+fn pack_row(layout: &BlockLayout, row: &[u8], lane: usize, panel: &mut [u8]) {
     for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.packed_bytes * PANEL)) {
-        if let Some(pack) = layout.custom {
-            pack(src, lane, dst);
-            continue;
-        }
+        let (bits, codes, tail) = match layout.packing {
+            Packing::Planes { bits, codes, tail } => (bits, codes, tail),
+            Packing::Custom(pack) => {
+                pack(src, lane, dst);
+                continue;
+            }
+        };
+        let code_bytes = 4 * bits as usize * PANEL;
         let n_groups = layout.block_len / 32;
         let (code_part, tail_part) = dst.split_at_mut(n_groups * code_bytes);
         for (i, out) in code_part.chunks_exact_mut(code_bytes).enumerate() {
-            pack_codes(layout.bits, &(layout.codes)(src, i), lane, out);
+            pack_codes(bits, &codes(src, i), lane, out);
         }
         let mut at = 0;
-        for &(offset, width, count) in layout.tail {
+        for &(offset, width, count) in tail {
             for field in src[offset..offset + width * count].chunks_exact(width) {
                 tail_part[at + lane * width..][..width].copy_from_slice(field);
                 at += width * PANEL;
@@ -198,38 +249,35 @@ fn pack_row(layout: &PanelLayout, row: &[u8], lane: usize, panel: &mut [u8]) {
     }
 }
 
-/// Writes the codes of 32 columns, of `bits` bits each, to their lane of the bit planes `out`.
-pub(crate) fn pack_codes(bits: usize, codes: &Codes, lane: usize, out: &mut [u8]) {
+/// Writes the codes of 32 columns, of `bits` bits each, to their lane of the bit planes `out`, `[bits, 64]` bytes.
+pub(crate) fn pack_codes(bits: CodeBits, codes: &Codes, lane: usize, out: &mut [u8]) {
+    assert_eq!(out.len(), 64 * bits as usize, "the bit planes");
     // A word for each step: 4 columns.
     let mut steps = [0u32; 8];
     for (step, group) in steps.iter_mut().zip(codes.as_chunks::<4>().0) {
         *step = u32::from_le_bytes(*group);
     }
     let part = |mask: u32, shift: u32| steps.map(|step| step >> shift & (mask * 0x0101_0101));
-    let (vectors, high) = out.split_at_mut(match bits {
-        8 => 512,
-        4..=6 => 256,
-        1 => 64,
-        _ => 128,
-    });
     match bits {
-        8 => write_lane(vectors, lane, steps),
-        4 => write_lane(vectors, lane, plane4(part(15, 0))),
-        5 => {
-            write_lane(vectors, lane, plane4(part(15, 0)));
-            write_lane(high, lane, plane1(part(1, 4)));
-        }
-        6 => {
-            write_lane(vectors, lane, plane4(part(15, 0)));
-            write_lane(high, lane, plane2(part(3, 4)));
-        }
-        1 => write_lane(vectors, lane, plane1(part(1, 0))),
-        2 => write_lane(vectors, lane, plane2(part(3, 0))),
-        3 => {
-            write_lane(vectors, lane, plane2(part(3, 0)));
+        CodeBits::One => write_lane(out, lane, plane1(part(1, 0))),
+        CodeBits::Two => write_lane(out, lane, plane2(part(3, 0))),
+        CodeBits::Three => {
+            let (low, high) = out.split_at_mut(128);
+            write_lane(low, lane, plane2(part(3, 0)));
             write_lane(high, lane, plane1(part(1, 2)));
         }
-        _ => unreachable!("no type has codes of {bits} bits"),
+        CodeBits::Four => write_lane(out, lane, plane4(part(15, 0))),
+        CodeBits::Five => {
+            let (low, high) = out.split_at_mut(256);
+            write_lane(low, lane, plane4(part(15, 0)));
+            write_lane(high, lane, plane1(part(1, 4)));
+        }
+        CodeBits::Six => {
+            let (low, high) = out.split_at_mut(256);
+            write_lane(low, lane, plane4(part(15, 0)));
+            write_lane(high, lane, plane2(part(3, 4)));
+        }
+        CodeBits::Eight => write_lane(out, lane, steps),
     }
 }
 

@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 
-use metal_attention_gguf::{Tensor, TensorType};
+use metal_attention_gguf::Tensor;
 
 use super::matmul_packed::run_packed;
 use super::matmul_plain::{run_dequantized, run_floats};
 use crate::activations::Q8Activations;
 use crate::memory::PackedMemory;
-use crate::packed::{PANEL, PackedMatrix};
+use crate::packed::{FloatType, PANEL, PackedMatrix};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::{Isa, LANES, Simd};
@@ -24,7 +24,7 @@ pub(crate) enum WeightMatrix {
     /// Quantised and repacked; multiplied by 8-bit activations.
     Codes(PackedMatrix),
     /// F32, F16 or BF16, repacked; multiplied by F32 activations.
-    Floats(PackedMatrix),
+    Floats(PackedMatrix, FloatType),
     /// Quantised, in the mapped file (exact mode); dequantised in each product and multiplied by F32 activations.
     InPlace(Tensor),
 }
@@ -33,19 +33,17 @@ impl WeightMatrix {
     /// Prepares `tensor`: repacks it to `memory`, or with `exact` leaves a quantised one in the file. `None` when there is not
     /// enough memory. Incomplete where the work of `pool` is cancelled.
     pub(crate) fn new(pool: &ThreadPool, memory: &mut PackedMemory, tensor: &Tensor, exact: bool) -> Option<Self> {
-        match tensor.ty() {
-            TensorType::F32 | TensorType::F16 | TensorType::BF16 => {
-                PackedMatrix::pack(pool, memory, tensor).map(Self::Floats)
-            }
-            _ if exact => Some(Self::InPlace(tensor.clone())),
-            _ => PackedMatrix::pack(pool, memory, tensor).map(Self::Codes),
+        match FloatType::of(tensor.ty()) {
+            Some(ty) => PackedMatrix::pack(pool, memory, tensor).map(|matrix| Self::Floats(matrix, ty)),
+            None if exact => Some(Self::InPlace(tensor.clone())),
+            None => PackedMatrix::pack(pool, memory, tensor).map(Self::Codes),
         }
     }
 
     /// Columns: elements of an input row.
     pub(crate) fn n_in(&self) -> usize {
         match self {
-            Self::Codes(m) | Self::Floats(m) => m.n_in,
+            Self::Codes(m) | Self::Floats(m, _) => m.n_in,
             Self::InPlace(t) => t.row_len(),
         }
     }
@@ -53,7 +51,7 @@ impl WeightMatrix {
     /// Rows: elements of an output row.
     pub(crate) fn n_out(&self) -> usize {
         match self {
-            Self::Codes(m) | Self::Floats(m) => m.n_out,
+            Self::Codes(m) | Self::Floats(m, _) => m.n_out,
             Self::InPlace(t) => t.n_rows(),
         }
     }
@@ -66,7 +64,7 @@ impl WeightMatrix {
     /// Bytes of weights that a product reads.
     pub(crate) fn bytes(&self) -> usize {
         match self {
-            Self::Codes(m) | Self::Floats(m) => m.bytes(),
+            Self::Codes(m) | Self::Floats(m, _) => m.bytes(),
             Self::InPlace(t) => t.bytes().len(),
         }
     }
@@ -74,7 +72,7 @@ impl WeightMatrix {
     /// Bytes of allocated memory; 0 for a matrix in the mapped file.
     pub(crate) fn packed_bytes(&self) -> usize {
         match self {
-            Self::Codes(m) | Self::Floats(m) => m.bytes(),
+            Self::Codes(m) | Self::Floats(m, _) => m.bytes(),
             Self::InPlace(_) => 0,
         }
     }
@@ -229,7 +227,7 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
             let x = &x[task.rows.start * n_in..task.rows.end * n_in];
             match task.matrix {
                 WeightMatrix::Codes(matrix) => run_packed(isa, matrix, q8, &slice),
-                WeightMatrix::Floats(matrix) => run_floats(isa, matrix, x, &slice),
+                WeightMatrix::Floats(matrix, ty) => run_floats(isa, matrix, *ty, x, &slice),
                 WeightMatrix::InPlace(tensor) => run_dequantized(isa, tensor, x, &slice),
             }
         }

@@ -27,7 +27,9 @@ const PREFETCH: usize = 8192;
 ///
 /// # Panics
 ///
-/// When the shapes do not match, or the matrix's type is multiplied by floats.
+/// When the shapes do not match, or the matrix is one of floats, which [`WeightMatrix::Codes`] never has.
+///
+/// [`WeightMatrix::Codes`]: super::matmul::WeightMatrix::Codes
 pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, slice: &PanelSlice<'_>) {
     fn with<F: PackedFormat>(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, slice: &PanelSlice<'_>) {
         isa.run(PackedProduct { matrix, x, slice, format: PhantomData::<F> });
@@ -239,6 +241,12 @@ unsafe fn dots<S: Simd, F: PackedFormat, const T: usize, const FROM: usize, cons
     rows: &[Q8Row; T],
     at: usize,
 ) -> [S::I; T] {
+    const {
+        assert!(
+            matches!(F::OFFSET_LOG2, None | Some(0..=7)) && matches!(F::BITS, 1..=8),
+            "offset and bits of the format"
+        );
+    }
     // SAFETY: block `at` lies inside the rows; 32 activations belong to it.
     unsafe {
         let mut acc = [S::i_splat(0); T];
@@ -259,7 +267,7 @@ unsafe fn dots<S: Simd, F: PackedFormat, const T: usize, const FROM: usize, cons
                 Some(5) => S::i_shl::<5>(sums),
                 Some(6) => S::i_shl::<6>(sums),
                 Some(7) => S::i_shl::<7>(sums),
-                Some(_) => unreachable!("no format has another offset"),
+                Some(8..) => unreachable!("refused at compile time"),
                 None => acc[t],
             };
         }
@@ -268,7 +276,8 @@ unsafe fn dots<S: Simd, F: PackedFormat, const T: usize, const FROM: usize, cons
             7 => S::dots7::<T, FROM, TO, 1>(acc, codes, &a),
             6 => S::dots7::<T, FROM, TO, 2>(acc, codes, &a),
             5 => S::dots7::<T, FROM, TO, 4>(acc, codes, &a),
-            _ => S::dots7::<T, FROM, TO, 8>(acc, codes, &a),
+            1..=4 => S::dots7::<T, FROM, TO, 8>(acc, codes, &a),
+            0 | 9.. => unreachable!("refused at compile time"),
         }
     }
 }

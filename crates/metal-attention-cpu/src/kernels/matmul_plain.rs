@@ -5,10 +5,10 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use metal_attention_gguf::{Tensor, TensorType};
+use metal_attention_gguf::Tensor;
 
 use super::matmul::PanelSlice;
-use crate::packed::{PANEL, PackedMatrix};
+use crate::packed::{FloatType, PANEL, PackedMatrix};
 use crate::simd::{Isa, Kernel, Simd, prefetch};
 
 /// Columns that have a partial sum of their own, which keeps the rounding errors of long rows small.
@@ -18,19 +18,18 @@ const ACTIVATIONS: usize = 256 << 10;
 /// Columns from the weights that are read to those that are prefetched.
 const PREFETCH: usize = 64;
 
-/// Computes a slice of the product of a repacked float matrix and `x`, `[n_tokens, n_in]`.
-pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, x: &[f32], slice: &PanelSlice<'_>) {
+/// Computes a slice of the product of a repacked matrix of floats `ty` and `x`, `[n_tokens, n_in]`.
+pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, ty: FloatType, x: &[f32], slice: &PanelSlice<'_>) {
     fn with<W: FloatElement>(isa: Isa, matrix: &PackedMatrix, x: &[f32], slice: &PanelSlice<'_>) {
         let weights = matrix.panels(slice.panels()).as_ptr().cast::<W>();
         isa.run(FloatProduct { slice, panels: slice.panels(), weights, x, n_in: matrix.n_in });
     }
     let lengths = (matrix.n_in * slice.n_tokens(), matrix.n_out);
     assert_eq!(lengths, (x.len(), slice.n_out()), "the matrix and the input of the product");
-    match matrix.ty {
-        TensorType::F32 => with::<f32>(isa, matrix, x, slice),
-        TensorType::F16 => with::<f16>(isa, matrix, x, slice),
-        TensorType::BF16 => with::<bf16>(isa, matrix, x, slice),
-        ty => unreachable!("{ty} is multiplied by 8-bit activations"),
+    match ty {
+        FloatType::F32 => with::<f32>(isa, matrix, x, slice),
+        FloatType::F16 => with::<f16>(isa, matrix, x, slice),
+        FloatType::BF16 => with::<bf16>(isa, matrix, x, slice),
     }
 }
 

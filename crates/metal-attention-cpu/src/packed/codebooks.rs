@@ -13,7 +13,7 @@ use metal_attention_gguf::blocks::{
 };
 
 use crate::packed::formats::{PackedFormat, Unpacked, bytes, format, halves, odd_scale, odd_scales};
-use crate::packed::{PANEL, pack_codes};
+use crate::packed::{CodeBits, PANEL, pack_codes};
 use crate::simd::{CodebookTable, SIGN_BITS, Signs, Simd, UpperBit, code_offset};
 
 static IQ3_XXS: CodebookTable<256> = CodebookTable::new(CodebookGrid::IQ3_XXS, IQ3_VALUES);
@@ -72,7 +72,7 @@ fn put<const N: usize>(
         if let Some(signs) = signs {
             let sign = |l: usize| signs(4 * i + l / 8) >> (l % 8) & 1;
             pack_codes(
-                1,
+                CodeBits::One,
                 &from_fn(|l| if N == 4 { sign(4 * SIGN_STEPS[l / 4] + l % 4) } else { sign(l) }),
                 lane,
                 next_bytes(4 * PANEL),

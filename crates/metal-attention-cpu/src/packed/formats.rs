@@ -56,14 +56,15 @@ pub(crate) trait PackedFormat {
     }
 
     /// Scale and minimum of sub-block `j`, per row, in multiples of those of the block. Blocks of 32 columns have no
-    /// sub-blocks.
+    /// sub-blocks: kernels do not call it for them, and their formats do not define it.
     ///
     /// # Safety
     ///
     /// See [`codes`](Self::codes); `unpacked` is what [`unpack`](Self::unpack) returned.
     #[inline(always)]
     unsafe fn scale_and_min<S: Simd>(_block: *const u8, _unpacked: &Unpacked, _j: usize) -> (S::F, S::F) {
-        unreachable!("blocks of 32 columns are not divided")
+        const { assert!(Self::BLOCK == 32, "formats with larger blocks define this function") };
+        unreachable!("blocks of 32 columns have no sub-blocks")
     }
 }
 
@@ -403,7 +404,7 @@ scale_and_min |b, _u, j| {
         0 => upper,
         1 => S::i_shr::<2>(upper),
         2 => S::i_shr::<4>(upper),
-        _ => S::i_shr::<6>(upper),
+        3.. => S::i_shr::<6>(upper),
     };
     let code = S::i_or(low, S::i_shl::<4>(S::i_and(upper, S::i_splat(3))));
     (S::i_to_f(S::i_add(code, S::i_splat(-32))), S::f_splat(0.0))

@@ -6,7 +6,7 @@ use metal_attention_gguf::blocks::{BlockMxfp4, BlockNvfp4, FP4_VALUES, cast, e8m
 use metal_attention_gguf::codes::nibble_halves;
 
 use crate::packed::formats::{PackedFormat, Unpacked, format, looked_up, nibbles};
-use crate::packed::{PANEL, pack_codes};
+use crate::packed::{CodeBits, PANEL, pack_codes};
 use crate::simd::Simd;
 
 /// Twice the values of the 16 codes of a 4-bit float, plus the offset of 16.
@@ -23,7 +23,7 @@ const CODES: [u8; 16] = {
 /// Repacks one row's `MXFP4` block: codes, then the scale.
 pub(crate) fn mxfp4(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockMxfp4>(block)[0];
-    pack_codes(4, &nibble_halves(&block.qs), lane, &mut out[..256]);
+    pack_codes(CodeBits::Four, &nibble_halves(&block.qs), lane, &mut out[..256]);
     put_scale(e8m0_half(block.e), lane, &mut out[256..]);
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn nvfp4(block: &[u8], lane: usize, out: &mut [u8]) {
     for (i, out) in out[..512].chunks_exact_mut(256).enumerate() {
         // Two groups of 16 columns in 8 bytes each; the low nibbles are the group's first half.
         let code = |l: usize| block.qs[16 * i + l / 16 * 8 + l % 8] >> (4 * (l / 8 % 2)) & 15;
-        pack_codes(4, &std::array::from_fn(code), lane, out);
+        pack_codes(CodeBits::Four, &std::array::from_fn(code), lane, out);
     }
     for (j, &d) in block.d.iter().enumerate() {
         put_scale(ue4m3_half(d), lane, &mut out[512 + 2 * PANEL * j..]);

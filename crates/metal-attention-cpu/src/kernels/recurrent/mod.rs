@@ -122,7 +122,7 @@ fn span_len(rows: usize, width: usize, stride: usize) -> usize {
     assert!(rows <= 1 || width <= stride, "rows that do not overlap");
     match rows {
         0 => 0,
-        _ => (rows - 1).checked_mul(stride).and_then(|n| n.checked_add(width)).expect("rows inside the buffer"),
+        1.. => (rows - 1).checked_mul(stride).and_then(|n| n.checked_add(width)).expect("rows inside the buffer"),
     }
 }
 
