@@ -444,13 +444,48 @@ impl GgufError {
 
     /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
-        match self.root() {
+        match self {
             Self::Io { .. } | Self::OutOfMemory { .. } | Self::Write { .. } => ErrorKind::Io,
             Self::UnknownTypeName { .. }
             | Self::NotWholeBlocks { .. }
             | Self::TooMuchData { .. }
             | Self::MissingData { .. } => ErrorKind::Usage,
-            _ => ErrorKind::Model,
+            Self::NotFound { .. }
+            | Self::IsDirectory { .. }
+            | Self::NotRegular { .. }
+            | Self::Empty
+            | Self::GitLfsPointer { .. }
+            | Self::Safetensors
+            | Self::Html
+            | Self::ZipOrPytorch
+            | Self::LegacyGgml { .. }
+            | Self::NotGguf { .. }
+            | Self::BigEndian { .. }
+            | Self::UnsupportedVersion { .. }
+            | Self::Truncated { .. }
+            | Self::CountBeyondFile { .. }
+            | Self::InvalidUtf8 { .. }
+            | Self::UnknownValueType { .. }
+            | Self::InvalidBool { .. }
+            | Self::NestedTooDeep { .. }
+            | Self::DuplicateKey { .. }
+            | Self::InvalidAlignment { .. }
+            | Self::DuplicateTensor { .. }
+            | Self::DimensionCount { .. }
+            | Self::InvalidShape { .. }
+            | Self::PartialBlock { .. }
+            | Self::UnsupportedTensorType { .. }
+            | Self::UnknownTensorType { .. }
+            | Self::Misaligned { .. }
+            | Self::TensorBeyondFile { .. }
+            | Self::Overlap { .. }
+            | Self::SplitName { .. }
+            | Self::MissingPart { .. }
+            | Self::SplitMismatch { .. }
+            | Self::Imatrix { .. }
+            | Self::MetadataType { .. }
+            | Self::MetadataRange { .. } => ErrorKind::Model,
+            Self::InFile { error, .. } => error.kind(),
         }
     }
 }

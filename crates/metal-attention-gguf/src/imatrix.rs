@@ -165,11 +165,8 @@ impl Imatrix {
     /// When `x` is not whole rows, or an earlier call for `name` had other sizes.
     pub fn add(&mut self, name: &str, n_matrices: usize, i: usize, n_in: usize, x: &[f32]) {
         assert!(i < n_matrices && x.len().is_multiple_of(n_in), "{} inputs of {n_in} for {name}", x.len());
-        if !self.entries.contains_key(name) {
-            let entry = InputSums { sums: vec![0.0; n_matrices * n_in], counts: vec![0; n_matrices] };
-            self.entries.insert(name.to_owned(), entry);
-        }
-        let Some(entry) = self.entries.get_mut(name) else { unreachable!("it was put there") };
+        let empty = || InputSums { sums: vec![0.0; n_matrices * n_in], counts: vec![0; n_matrices] };
+        let entry = self.entries.entry(name.to_owned()).or_insert_with(empty);
         assert!(entry.sums.len() == n_matrices * n_in && entry.counts.len() == n_matrices, "{name} has other sizes");
         for row in x.chunks_exact(n_in) {
             for (sum, x) in entry.sums[i * n_in..][..n_in].iter_mut().zip(row) {

@@ -150,7 +150,7 @@ impl Value {
             Self::I32(v) => Some(v.into()),
             Self::U64(v) => Some(v.into()),
             Self::I64(v) => Some(v.into()),
-            _ => None,
+            Self::F32(_) | Self::F64(_) | Self::Bool(_) | Self::String(_) | Self::Array(_) => None,
         }
     }
 
@@ -223,7 +223,7 @@ impl Array {
             Self::I32(v) => fit(v),
             Self::U64(v) => fit(v),
             Self::I64(v) => fit(v),
-            _ => return None,
+            Self::F32(_) | Self::F64(_) | Self::Bool(_) | Self::String(_) | Self::Array(_) => return None,
         })
     }
 }

@@ -93,7 +93,7 @@ impl BlockTq1_0 {
         let (byte, n) = match i {
             0..160 => (self.qs[i % 32], i / 32),
             160..240 => (self.qs[32 + i % 16], (i - 160) / 16),
-            _ => (self.qh[i % 4], (i - 240) / 4),
+            240.. => (self.qh[i % 4], (i - 240) / 4),
         };
         let rest = byte.wrapping_mul([1, 3, 9, 27, 81][n]);
         ((u16::from(rest) * 3) >> 8) as u8

@@ -153,11 +153,10 @@ pub(super) fn whole_scales<const GROUPS: usize>(
         let inverse = inverse(scale);
         x.iter().zip(w).map(|(&x, w)| w * (x - scale * nearest(x * inverse)).powi(2)).sum()
     };
-    let starts = common_factors(&scales, -largest).map(|d| (d, whole(scales, d, -largest, largest - 1.0)));
-    let start = least(starts.into_iter(), |(d, codes)| {
+    let [first, rest @ ..] = common_factors(&scales, -largest).map(|d| (d, whole(scales, d, -largest, largest - 1.0)));
+    let (mut d, mut codes) = least(first, rest, |(d, codes)| {
         (0..GROUPS).map(|g| error(&x[g * len..][..len], &w[g * len..][..len], d.to_f32() * codes[g])).sum()
     });
-    let Some((mut d, mut codes)) = start else { unreachable!("there are several") };
     for _ in 0..ROUNDS {
         let (mut xq, mut qq) = (0.0, 0.0);
         for (g, code) in codes.iter_mut().enumerate() {
@@ -190,9 +189,13 @@ fn whole<const N: usize>(values: [f32; N], d: UnalignedF16, low: f32, high: f32)
     values.map(|value| round((value * inverse).clamp(low, high)))
 }
 
-/// The candidate with the smallest error; `None` without candidates.
-fn least<T>(candidates: impl Iterator<Item = T>, error: impl Fn(&T) -> f32) -> Option<T> {
-    candidates.map(|one| (error(&one), one)).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
+/// The candidate with the smallest error: `first` or one of `rest`, the first of several.
+fn least<T>(first: T, rest: impl IntoIterator<Item = T>, error: impl Fn(&T) -> f32) -> T {
+    let smaller = |best: (f32, T), one: T| {
+        let error = error(&one);
+        if error.total_cmp(&best.0).is_lt() { (error, one) } else { best }
+    };
+    rest.into_iter().fold((error(&first), first), smaller).1
 }
 
 /// `code`, or the neighbour `code - 1` or `code + 1` in `low..=high`, whichever has the smallest error.
@@ -292,10 +295,10 @@ impl<const GROUPS: usize> Affine<GROUPS> {
             mins: whole(mins, dmin, 0.0, largest_scale),
         };
         let error = |fit: &Self| (0..GROUPS).map(|g| fit.error(g, x, w, largest, fit.scales[g], fit.mins[g])).sum();
-        let (factors, min_factors) = (common_factors(&scales, largest_scale), common_factors(&mins, largest_scale));
-        let fit = least(factors.into_iter().map(|d| with(d, min_factors[0])), error);
-        let fit = fit.and_then(|fit| least(min_factors.into_iter().map(|dmin| with(fit.d, dmin)), error));
-        let Some(mut fit) = fit else { unreachable!("there are several") };
+        let [d, more_d @ ..] = common_factors(&scales, largest_scale);
+        let [dmin, more_dmin @ ..] = common_factors(&mins, largest_scale);
+        let fit = least(with(d, dmin), more_d.map(|d| with(d, dmin)), error);
+        let mut fit = least(with(fit.d, dmin), more_dmin.map(|dmin| with(fit.d, dmin)), error);
         for _ in 0..ROUNDS {
             (0..GROUPS).for_each(|g| fit.improve_group(g, x, w, largest, largest_scale));
             fit.refit(x, w, largest);
