@@ -5,7 +5,9 @@ use crate::{MAX_SEQUENCES, ModelSpec, PAGE};
 /// Default maximum of tokens in a micro-batch, for devices without their own.
 pub const DEFAULT_UBATCH: usize = 512;
 
-/// Capacity of a forward pass in positions, sequences and tokens, as given by the options of every backend.
+/// Capacity of a forward pass of one model in positions, sequences and tokens: what cache groups and the page table are made
+/// for. [`SessionOptions::capacity`](crate::SessionOptions::capacity) makes it from the options that a caller chooses, which
+/// have the same sizes before a model limits them, and further options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Maximum tokens of a sequence.

@@ -356,7 +356,7 @@ pub(super) fn experts_of(
             k.check("expert_group_used_count", n_used, enough, "the groups must hold expert_used_count experts")?;
             Some(RouterGroups { n, n_used })
         }
-        _ => None,
+        (Some(_) | None, _) => None,
     };
     Ok(Experts {
         n_expert,

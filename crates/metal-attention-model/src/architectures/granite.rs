@@ -35,7 +35,7 @@ pub(super) fn granite_hybrid(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelE
     let layer = |(n_head, n_head_kv): (usize, usize)| {
         let mixer = match n_head_kv {
             0 => Mixer::Mamba2(mamba),
-            _ => attention(k, RopeLayout::Interleaved, n_head, (n_head, n_head_kv))?,
+            1.. => attention(k, RopeLayout::Interleaved, n_head, (n_head, n_head_kv))?,
         };
         Ok((mixer, feed_forward.clone()))
     };

@@ -19,7 +19,7 @@ pub(super) fn kimi_linear(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelErro
     let head_count_kv = k.per_layer_or_none(key, n_layer)?.ok_or_else(|| k.missing(key))?;
     let mixer = |(&n_head, &n_head_kv): (&usize, &usize)| match n_head_kv {
         0 => delta_rule(k, n_head, eps),
-        _ => latent_attention(k, n_head, eps),
+        1.. => latent_attention(k, n_head, eps),
     };
     let mixers = head_count.iter().zip(&head_count_kv).map(mixer).collect::<Result<_, _>>()?;
     let mut m = around(k, NormKind::Rms, mixers)?;

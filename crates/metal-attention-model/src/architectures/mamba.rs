@@ -42,7 +42,7 @@ pub(super) fn jamba(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let layer = |(i, &(n_head, n_head_kv)): (usize, &(usize, usize))| {
         let mixer = match n_head_kv {
             0 => Mixer::Mamba(mamba),
-            _ => attention(k, RopeLayout::Halves, n_head, (n_head, n_head_kv))?,
+            1.. => attention(k, RopeLayout::Halves, n_head, (n_head, n_head_kv))?,
         };
         let sparse = k.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight"), i % 2 == 1);
         let feed_forward = match experts.as_ref().filter(|_| sparse) {

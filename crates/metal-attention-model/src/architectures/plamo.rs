@@ -28,7 +28,7 @@ pub(super) fn plamo2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let layer = |&(n_head, n_head_kv): &(usize, usize)| {
         let mixer = match n_head_kv {
             0 => Mixer::Mamba(mamba),
-            _ => attention(k, RopeLayout::Halves, n_head, (n_head, n_head_kv))?,
+            1.. => attention(k, RopeLayout::Halves, n_head, (n_head, n_head_kv))?,
         };
         Ok((mixer, feed_forward.clone()))
     };

@@ -28,7 +28,11 @@ use crate::{
 
 /// Evaluates batches with one model on one [`Executor`], and keeps the page table of its KV cache.
 ///
-/// It derefs to the executor, for methods that only one backend has. Steps are run through the session alone.
+/// It derefs to the executor, for settings and numbers that only one backend has, and for the tests of the backends.
+/// Methods of [`Executor`] that evaluate steps or write pages and states are called by the session alone: a caller that
+/// calls [`run`](Executor::run), [`submit`](Executor::submit), [`read`](Executor::read), [`discard`](Executor::discard),
+/// [`copy_page`](Executor::copy_page) or [`write_block`](Executor::write_block) itself leaves pages and steps in flight that
+/// the session does not know of, and later results are wrong.
 pub struct Session<E: Executor> {
     executor: E,
     limits: StepLimits,

@@ -3,7 +3,7 @@
 use crate::{CacheType, Capacity, DEFAULT_UBATCH, ModelSpec};
 
 /// The options of a [`Session`](crate::Session) that every backend takes. What only one backend has (threads, an adapter)
-/// is in options of its own.
+/// is in options of its own. [`capacity`](Self::capacity) takes the sizes among them, limited to those of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionOptions {
     /// Maximum tokens of a sequence.
@@ -42,7 +42,7 @@ impl Default for SessionOptions {
 }
 
 impl SessionOptions {
-    /// The capacity for `spec`: learned positions end with their table.
+    /// The sizes among them, for a model of `spec`: `n_ctx` is at most the length of its table of learned positions.
     pub fn capacity(&self, spec: &ModelSpec) -> Capacity {
         let Self { n_ctx, n_seq, n_cache, n_windows, state_cache, n_ubatch, cache_type: _, exact: _ } = *self;
         Capacity { n_ctx: Capacity::n_ctx_of(spec, n_ctx), n_seq, n_cache, n_windows, state_cache, n_ubatch }
