@@ -143,9 +143,9 @@ impl SequenceSpans {
             .map_or(n, |span| span.start)
     }
 
-    /// Cuts the sequence back to `n` inputs, which [`reachable`](Self::reachable) returned. A span that is cut ends where the
-    /// sequence does. The text behind it continues at the position that would follow if the rows that are left were text, but
-    /// at most at that behind the uncut span. Rows that are left may have larger positions.
+    /// Cuts the sequence back to `n` inputs, where [`reachable(n)`](Self::reachable) is `n`. A span that is cut ends where the
+    /// sequence does. Text behind it continues at the position that would follow if the rows that are left were text, or at that
+    /// which followed the uncut span if it is smaller. Rows that are left may have larger positions.
     pub(crate) fn cut(&mut self, n: usize) {
         self.spans.retain(|span| span.start < n);
         if let Some(last) = self.spans.last_mut().filter(|last| last.end > n) {
@@ -158,7 +158,7 @@ impl SequenceSpans {
 /// The part of a batch's spans that one step evaluates.
 #[derive(Debug, Clone, Default)]
 pub struct StepInputs {
-    /// The spans, in the order of their inputs; at least one.
+    /// The spans, in the order of their inputs; at least one in a [`Step`](crate::Step).
     pub spans: Vec<StepSpan>,
 }
 

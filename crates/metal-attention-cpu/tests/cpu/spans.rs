@@ -70,7 +70,7 @@ fn own_embeddings_give_the_bits_of_the_tokens() {
 }
 
 #[test]
-fn positions_additions_and_sight_have_an_effect() {
+fn positions_deepstack_and_bidirectional_attention_have_an_effect() {
     let file = GgufFile::from_bytes(&architectures()["llama-mha.gguf"]).expect("a file");
     let model = LoadedModel::load(&file).expect("a model");
     let mut pass = start(&file, &options());
@@ -92,9 +92,9 @@ fn positions_additions_and_sight_have_an_effect() {
     assert_eq!(changed(Span { deepstack: &[&vec![0.0; more.len()]], ..span }), [false; 3]);
     // All rows at one position: the first one is where it was, and the text continues at the next.
     assert_eq!(changed(Span { positions: &[Position::default(); N[1]], ..span }), [false, true, true]);
-    // The last layer sees the span whole: its first input attends to the others, and its last one did before.
-    let mut whole = vec![false; n_layer];
-    whole[n_layer - 1] = true;
-    assert_eq!(changed(Span { bidirectional_in: &whole, ..span }), [true, false, false]);
+    // Bidirectional in the last layer: the first input attends to the others, too; the last one always did.
+    let mut last_layer = vec![false; n_layer];
+    last_layer[n_layer - 1] = true;
+    assert_eq!(changed(Span { bidirectional_in: &last_layer, ..span }), [true, false, false]);
     assert_eq!(changed(Span { bidirectional_in: &vec![true; n_layer], ..span }), [true; 3]);
 }
