@@ -7,6 +7,7 @@ use metal_attention::{Device, EngineOptions, Model};
 
 use super::super::ModelCard;
 use super::*;
+use crate::http::models::source::MemoryNeed;
 
 /// The built-in model. Each load begins when a message is received, or the sender is dropped.
 struct Source(Mutex<Receiver<()>>, Vec<Placement>);
