@@ -84,8 +84,9 @@ impl MicroBatchRun<'_> {
     fn project_delta_rule(&mut self, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
         let spec = &w.spec;
         let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
+        let down_projections = &w.before;
         self.observe(&[&w.q, &w.k, &w.v, &w.beta], ProductInput::Normed);
-        match &w.before {
+        match down_projections {
             None => self.observe(&[&w.decay, &w.gate], ProductInput::Normed),
             Some([decay, gate]) => self.observe(&[decay, gate], ProductInput::Normed),
         }
@@ -97,10 +98,10 @@ impl MicroBatchRun<'_> {
         resize(&mut s.delta.beta, n * spec.n_head_v);
         resize(&mut s.delta.decay, n * spec.n_decays());
         resize(&mut s.gate_or_hidden, n * n_values);
-        let rank = w.before.as_ref().map_or(0, |[decay, _]| decay.weight.n_out());
+        let rank = down_projections.as_ref().map_or(0, |[decay, _]| decay.weight.n_out());
         resize(&mut s.delta.down, 2 * n * rank);
         let (first, second) = s.delta.down.split_at_mut(n * rank);
-        let (decay, gate) = match &w.before {
+        let (decay, gate) = match down_projections {
             None => ((&w.decay, s.delta.decay.as_mut_slice()), (&w.gate, s.gate_or_hidden.as_mut_slice())),
             Some([decay, gate]) => ((decay, first), (gate, second)),
         };
@@ -108,7 +109,7 @@ impl MicroBatchRun<'_> {
         let mut products =
             products.map(|(linear, y)| MatmulOp { matrix: &linear.weight, rows: 0..n, y, accumulate: false });
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
-        if w.before.is_some() {
+        if down_projections.is_some() {
             if let Some(observer) = &mut self.observer {
                 for (linear, x) in [&w.decay, &w.gate].into_iter().zip(s.delta.down.chunks_exact(n * rank)) {
                     observer(MatrixInput { matrix: &linear.name, sub_matrix: None, x, n_in: rank });

@@ -112,11 +112,12 @@ pub struct DeltaRuleWeights<L = Linear> {
     pub v: L,
     /// Input matrix of `beta`, `[n_head_v, n_embd]`.
     pub beta: L,
-    /// First matrices of decay and gate, `[rank, n_embd]` each, if they are two products.
+    /// Down projections of decay and gate, in this order, `[rank, n_embd]` each, where decay and gate are low-rank: their
+    /// results are multiplied by `decay` and `gate`.
     pub before: Option<[L; 2]>,
-    /// Matrix of the decay, `[n_decays, n_embd or rank]`.
+    /// Matrix of the decay, `[n_decays, n_embd]`, or `[n_decays, rank]` after a down projection.
     pub decay: L,
-    /// Matrix of the output gate, `[n_values, n_embd or rank]`.
+    /// Matrix of the output gate, `[n_values, n_embd]`, or `[n_values, rank]` after a down projection.
     pub gate: L,
     /// Taps of the convolution, those of the oldest token first, `[n_tap, n_channels]`.
     pub taps: Vec<f32>,
