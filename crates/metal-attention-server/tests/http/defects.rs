@@ -43,10 +43,11 @@ fn an_engine_panic_fails_all_requests_and_ends_the_server() {
             .unwrap();
         stream
     });
-    let mut events = server.stream("/v1/completions", &completion(&body(true)));
-    events.next().unwrap();
-    // No request ends before all have arrived.
+    // No request ends before all have arrived: the first one gets a few tokens, then the engine waits.
     let held = controls.gate.close();
+    let mut events = server.stream("/v1/completions", &completion(&body(true)));
+    (0..3).for_each(|_| held.let_one_step_pass());
+    events.next().unwrap();
     let wait_for = |n: f64| {
         while server.metric("requests_running") + server.metric("requests_waiting") < n {
             std::thread::sleep(Duration::from_millis(1));
