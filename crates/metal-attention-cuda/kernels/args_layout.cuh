@@ -119,11 +119,13 @@
     FIELD_IS_AT(S, unused, 100)
 
 // heads.cuh
-#define LAYOUT_OF_Token(S) SIZE_IS(S, 16); \
+#define LAYOUT_OF_Token(S) SIZE_IS(S, 24); \
     FIELD_IS_AT(S, id, 0); \
     FIELD_IS_AT(S, seq, 4); \
     FIELD_IS_AT(S, pos, 8); \
-    FIELD_IS_AT(S, last, 12)
+    FIELD_IS_AT(S, last, 12); \
+    FIELD_IS_AT(S, position, 16); \
+    FIELD_IS_AT(S, rope_row, 20)
 
 // prefill_attention.cu
 #define LAYOUT_OF_QueryTile(S) SIZE_IS(S, 20); \
@@ -259,14 +261,15 @@
     FIELD_IS_AT(S, gate, 96)
 
 // ends.cu
-#define LAYOUT_OF_EmbeddingArgs(S) SIZE_IS(S, 80); \
+#define LAYOUT_OF_EmbeddingArgs(S) SIZE_IS(S, 88); \
     FIELD_IS_AT(S, table, 0); \
     FIELD_IS_AT(S, positions, 24); \
     FIELD_IS_AT(S, types, 48); \
-    FIELD_IS_AT(S, tokens, 56); \
-    FIELD_IS_AT(S, x, 64); \
-    FIELD_IS_AT(S, scale, 72); \
-    FIELD_IS_AT(S, n_embd, 76)
+    FIELD_IS_AT(S, rows, 56); \
+    FIELD_IS_AT(S, tokens, 64); \
+    FIELD_IS_AT(S, x, 72); \
+    FIELD_IS_AT(S, scale, 80); \
+    FIELD_IS_AT(S, n_embd, 84)
 
 // norm.cu
 #define LAYOUT_OF_NormArgs(S) SIZE_IS(S, 72); \

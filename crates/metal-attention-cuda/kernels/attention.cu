@@ -60,13 +60,13 @@ template <typename T> __device__ __forceinline__ void append(const AttentionArgs
     for (int i = lane; i < dim; i += 32) v[i] = row[i];
     __syncwarp();
     if (head < a.n_head) {
-        make_head(v, a.inputs, a.inputs.q_norm, head, info.pos, dim, a.inputs.scale, lane);
+        make_head(v, a.inputs, a.inputs.q_norm, head, info.rope_row, dim, a.inputs.scale, lane);
         for (int i = lane; i < dim; i += 32) row[i] = v[i];
         return;
     }
     const bool is_key = head < a.n_head + a.n_head_kv;
     const u32 kv = head - a.n_head - (is_key ? 0 : a.n_head_kv);
-    if (is_key) make_head(v, a.inputs, a.inputs.k_norm, kv, info.pos, dim, 1.0f, lane);
+    if (is_key) make_head(v, a.inputs, a.inputs.k_norm, kv, info.rope_row, dim, 1.0f, lane);
     const u32 page = a.pages.pages[(size_t)info.seq * a.pages.n_pages + info.pos / PAGE];
     T* at = (T*)(is_key ? a.k_cache : a.v_cache) + (((size_t)page * a.n_head_kv + kv) * PAGE + info.pos % PAGE) * dim;
     for (int i = lane; i < dim; i += 32) store(at + i, v[i]);
@@ -96,15 +96,15 @@ template <> __device__ __forceinline__ void load_four<float>(float (&v)[4], cons
 __device__ __forceinline__ float2 load_two(const half* p) { return __half22float2(*(const half2*)p); }
 __device__ __forceinline__ float2 load_two(const float* p) { return *(const float2*)p; }
 
-// The first position that a token sees, and the pages of a split of them.
+// The first slot that a token sees, and the pages of a split of those up to `last`.
 struct SplitRange {
     u32 begin, first_page, end_page, n_splits; // n_splits: those that have pages
 };
 // Up to FEW pages are not split, since merging splits costs more.
-template <u32 FEW> __device__ __forceinline__ SplitRange split_range(const AttentionArgs& a, u32 pos, u32 split) {
+template <u32 FEW> __device__ __forceinline__ SplitRange split_range(const AttentionArgs& a, u32 pos, u32 last, u32 split) {
     SplitRange s;
     s.begin = first_seen(a.mask, a.reach, pos);
-    const u32 first_page = s.begin / PAGE, n_pages = pos / PAGE + 1 - first_page;
+    const u32 first_page = s.begin / PAGE, n_pages = last / PAGE + 1 - first_page;
     const u32 pages_per_split = FEW > 1 && n_pages <= FEW ? n_pages : (n_pages + a.n_splits - 1) / a.n_splits;
     s.n_splits = (n_pages + pages_per_split - 1) / pages_per_split;
     s.first_page = first_page + split * pages_per_split;
@@ -220,7 +220,8 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     // own.
     if (APPENDED) wait_for_input();
     const Token info = a.tokens[token];
-    const SplitRange range = split_range<1>(a, info.pos, split);
+    const u32 last = APPENDED ? max(info.pos, info.last) : info.pos; // the last slot that the token sees
+    const SplitRange range = split_range<1>(a, info.pos, last, split);
     const u32 begin = range.begin, n_splits = range.n_splits;
     if (split >= n_splits) return;
 
@@ -248,7 +249,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
         if (of_head)
             for (int i = tid; i < dim; i += THREADS) norms[0][i] = a.inputs.q_norm[i], norms[1][i] = a.inputs.k_norm[i];
         if (a.inputs.rotation != NO_ROPE)
-            for (int i = tid; i < (int)a.inputs.n_rot / 2; i += THREADS) cos_sin[i] = a.inputs.rope[(size_t)info.pos * (a.inputs.n_rot / 2) + i];
+            for (int i = tid; i < (int)a.inputs.n_rot / 2; i += THREADS) cos_sin[i] = a.inputs.rope[(size_t)info.rope_row * (a.inputs.n_rot / 2) + i];
         wait_for_input();
     }
     let_next_start();
@@ -263,7 +264,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
         __syncthreads();
         // Scores: two threads for each position, which take four elements each in turn.
         const u32 at = tid / 2, pos = p * PAGE + at;
-        const bool seen = pos >= begin && pos <= info.pos, is_new = has_new && pos == info.pos;
+        const bool seen = pos >= begin && pos <= last, is_new = has_new && pos == info.pos;
         float dots[GROUP] = {};
         if (seen) {
             for (int i = tid % 2 * 4; i < dim; i += 8) {
@@ -310,7 +311,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
 #pragma unroll
             for (int h = 0; h < GROUP; h++)
                 if (h < (int)n_heads) acc[h][0] *= running[2 * GROUP + h], acc[h][1] *= running[2 * GROUP + h];
-            const int low = p * PAGE < begin ? begin - p * PAGE : 0, high = min((u32)PAGE, info.pos + (has_new ? 0 : 1) - p * PAGE);
+            const int low = p * PAGE < begin ? begin - p * PAGE : 0, high = min((u32)PAGE, last + (has_new ? 0 : 1) - p * PAGE);
             auto add = [&](int i, float2 v) {
 #pragma unroll
                 for (int h = 0; h < GROUP; h++) {

@@ -77,12 +77,12 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
         const float* bias = part(is_query ? a.q_bias : a.k_bias);
         const u32 n = of_row ? (is_query ? a.n_head : a.n_head_kv) * dim : dim;
         if (in.norm != NO_NORM && !in.norm_after_rope) normalize(v, a, first, n, weight, bias, lane);
-        rotate_head(v, in, in.rope + (size_t)info.pos * (in.n_rot / 2), lane);
+        rotate_head(v, in, in.rope + (size_t)info.rope_row * (in.n_rot / 2), lane);
         if (in.norm != NO_NORM && in.norm_after_rope) normalize(v, a, first, n, weight, bias, lane);
     }
     if (is_query) {
         float scale = a.inputs.scale;
-        if (a.growth != 0.0f) scale *= 1.0f + a.growth * logf(1.0f + (info.pos + a.growth_offset) / a.growth_length);
+        if (a.growth != 0.0f) scale *= 1.0f + a.growth * logf(1.0f + (info.position + a.growth_offset) / a.growth_length);
         float* to = a.queries + ((size_t)token * a.n_head + head) * dim;
         for (u32 i = lane; i < dim; i += 32) to[i] = v[i] * scale;
         return;

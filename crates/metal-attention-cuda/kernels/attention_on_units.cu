@@ -25,7 +25,8 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
     // own.
     if (APPENDED) wait_for_input();
     const Token info = a.tokens[token];
-    const SplitRange range = split_range<2>(a, info.pos, split);
+    const u32 last = APPENDED ? max(info.pos, info.last) : info.pos; // the last slot that the token sees
+    const SplitRange range = split_range<2>(a, info.pos, last, split);
     if (split >= range.n_splits) return;
     const bool has_new = !APPENDED && split == range.n_splits - 1;
 
@@ -40,7 +41,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
     const u32* pages = a.pages.pages + (size_t)info.seq * a.pages.n_pages;
     const u32 first = warp * POSITIONS; // the warp's first position in each page
     // The cache is undefined from this position on.
-    const u32 end = info.pos + (has_new ? 0 : 1);
+    const u32 end = last + (has_new ? 0 : 1);
     auto fetch = [&](u32 p) {
         if (p < range.end_page) {
             half* to = warp_memory + p % STAGES * 2 * POSITIONS * row;
@@ -61,7 +62,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
         if (a.inputs.norm == NORM_OF_HEAD)
             for (int i = tid; i < dim; i += THREADS) norms[0][i] = a.inputs.q_norm[i], norms[1][i] = a.inputs.k_norm[i];
         if (a.inputs.rotation != NO_ROPE)
-            for (int i = tid; i < (int)a.inputs.n_rot / 2; i += THREADS) cos_sin[i] = a.inputs.rope[(size_t)info.pos * (a.inputs.n_rot / 2) + i];
+            for (int i = tid; i < (int)a.inputs.n_rot / 2; i += THREADS) cos_sin[i] = a.inputs.rope[(size_t)info.rope_row * (a.inputs.n_rot / 2) + i];
         wait_for_input();
     }
     let_next_start();
@@ -96,7 +97,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
         __syncwarp();
         half *keys = warp_memory + p % STAGES * 2 * POSITIONS * row, *values = keys + POSITIONS * row;
         const u32 pos = p * PAGE + first;
-        if (pos <= info.pos && pos + POSITIONS > range.begin) {
+        if (pos <= last && pos + POSITIONS > range.begin) {
             if (has_new && info.pos - pos < POSITIONS) {
                 const int at = (info.pos - pos) * row;
                 for (int i = 2 * lane; i < dim; i += 64) {
@@ -124,7 +125,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
                     float v = (scores[n][j] + scores[n][2 + j] * (1.0f / 2048.0f)) * down;
                     if (a.soft_cap != 0.0f) v = a.soft_cap * tanhf(v / a.soft_cap);
                     const u32 at = pos + 8 * n + 2 * t + j;
-                    x[n][j] = at >= range.begin && at <= info.pos ? v : -INFINITY;
+                    x[n][j] = at >= range.begin && at <= last ? v : -INFINITY;
                     above = fmaxf(above, x[n][j]);
                 }
 #pragma unroll

@@ -179,7 +179,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             // The block's shares of the op's matrices. Those of the next op's matrices follow in the same array.
             const BlockShare* shares = block_shares(a) + op.first_matrix_index;
             // Page ids and constants of heads do not depend on words, so that they are loaded now, for attention after q/k/v.
-            if (kind == QKV) prefetched = prefetch_heads(a, layer, spans_of(a)[layer_index], token.pos, token.seq, tid);
+            if (kind == QKV) prefetched = prefetch_heads(a, layer, spans_of(a)[layer_index], token, tid);
             if (kind == ATTENTION_OUTPUT) {
                 // Attention; it also writes the token's rows of the layer's KV cache, and in the first layer the words of unused splits.
                 const bool is_first_layer = layer_index == 0;

@@ -232,7 +232,7 @@ struct DecodeArgs {
     const LayerArgs* layers;      // [n_layer + 1]; the last one is the pseudo-layer of the output head
     const OpMatrixArgs* matrices; // [n_matrices] of all layers in order, then of the output head
     Matrix table;                 // [n_vocab][n_embd] token embeddings
-    Token* token;                 // the first token: id, sequence, position. All blocks read it when they begin; if `stores_next_token`, block 0
+    Token* token;                 // the first token. All blocks read it when they begin; if `stores_next_token`, block 0
                                   // writes the token after the launch's last one to it at the end
     float* logits;                // [n_vocab] logits, which each token overwrites; null: not wanted
     u64_t* ids;                   // ring of IDS entries of 8 bytes in pinned host memory: the number of a decode step, and the id that it has

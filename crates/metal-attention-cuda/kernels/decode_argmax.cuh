@@ -71,7 +71,7 @@ __device__ __forceinline__ bool choose_token(const DecodeArgs& a, const RankShar
     if (lane == 0) {
         // Also where only logits are wanted; then no host reads the id.
         if (blockIdx.x == 0) publish_id(a.ids, /* row */ 0, a.first_step_number + n_tokens_done, id);
-        token.id = id, token.pos = next_pos, n_tokens_done++;
+        token.id = id, token.pos = next_pos, token.position++, token.rope_row++, n_tokens_done++;
         if (is_last && a.stores_next_token) *a.token = token;
         if constexpr (ON_RANKS) {
             first_exchange_number += exchanges_per_token(a);

@@ -119,18 +119,18 @@ struct HeadConstants {
         : cos_sin((float2*)(decode_memory + a.head_constants_at)), norms((float*)(cos_sin + dim / 2)) {}
 };
 // Starts these loads, in all consumer threads; blocks without a task load nothing.
-__device__ __forceinline__ HeadPrefetch prefetch_heads(const DecodeArgs& a, const LayerArgs& layer, const AttentionSpan& span, u32 pos, u32 seq,
-                                                       int tid) {
+__device__ __forceinline__ HeadPrefetch prefetch_heads(const DecodeArgs& a, const LayerArgs& layer, const AttentionSpan& span,
+                                                       const Token& token, int tid) {
     HeadPrefetch prefetch = {0, 0};
     if (span.split >= span.n_splits) return prefetch;
-    const u32* pages = layer.pages.pages + (size_t)seq * layer.pages.n_pages;
+    const u32* pages = layer.pages.pages + (size_t)token.seq * layer.pages.n_pages;
     const u32 first = span.first_page + span.split * span.pages_per_split;
     prefetch.ids = pages[min(min(first + span.pages_per_split, span.first_page + span.n_pages) - 1, first + tid % 32)];
-    prefetch.own_page = pages[pos / PAGE];
+    prefetch.own_page = pages[token.pos / PAGE];
     const HeadInputs& in = layer.head_inputs;
     const HeadConstants memory(a, layer.head_dim);
     if (in.rotation != NO_ROPE)
-        for (int i = tid; i < (int)in.n_rot / 2; i += CONSUMER_THREADS) copy8(memory.cos_sin + i, in.rope + (size_t)pos * (in.n_rot / 2) + i);
+        for (int i = tid; i < (int)in.n_rot / 2; i += CONSUMER_THREADS) copy8(memory.cos_sin + i, in.rope + (size_t)token.rope_row * (in.n_rot / 2) + i);
     if (in.norm == NORM_OF_HEAD)
         for (int i = tid; i < (int)layer.head_dim; i += CONSUMER_THREADS) {
             const int pair = i % (layer.head_dim / 2) * 2;

@@ -7,6 +7,7 @@ struct EmbeddingArgs {
     Matrix table;        // [n_vocab][n_embd]
     Matrix positions;    // [position][n_embd]; without records: none
     const float* types;  // [n_embd], or null
+    const float* rows;   // [n_tokens][n_embd] embeddings in the place of those of the table, scaled already; null: the table's
     const Token* tokens; // [n_tokens]
     float* x;            // [n_tokens][n_embd]
     float scale;         // factor on the token embedding
@@ -14,19 +15,23 @@ struct EmbeddingArgs {
 };
 ASSERT_LAYOUT(EmbeddingArgs);
 
-// x = scale * table[id] + types + positions[pos]. A thread for each element, a row of blocks for each token.
+// x = scale * table[id] + types + positions[position]. A thread for each element, a row of blocks for each token.
 extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
     wait_for_input();
     let_next_start();
     const u32 k = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
     if (k >= a.n_embd) return;
     float v;
-    WITH_PANEL(a.table.format, (v = element_of<P>(a.table, a.tokens[token].id, k)));
-    v *= a.scale;
+    if (a.rows) {
+        v = a.rows[(size_t)token * a.n_embd + k];
+    } else {
+        WITH_PANEL(a.table.format, (v = element_of<P>(a.table, a.tokens[token].id, k)));
+        v *= a.scale;
+    }
     if (a.types) v += a.types[k];
     if (a.positions.records) {
         float p;
-        WITH_PANEL(a.positions.format, (p = element_of<P>(a.positions, a.tokens[token].pos, k)));
+        WITH_PANEL(a.positions.format, (p = element_of<P>(a.positions, a.tokens[token].position, k)));
         v += p;
     }
     a.x[(size_t)token * a.n_embd + k] = v;
@@ -113,6 +118,8 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
         if (a.advance) {
             a.tokens[row].id = id;
             a.tokens[row].pos++;
+            a.tokens[row].position++;
+            a.tokens[row].rope_row++;
         }
     }
 }

@@ -8,7 +8,7 @@ enum Rotation : u32 { NO_ROPE = 0, INTERLEAVED = 1, HALVES = 2 };
 struct HeadInputs {
     const float* q_norm;    // [head_dim] or [n_head][head_dim] weights of the norm of queries
     const float* k_norm;
-    const float2* rope;     // RoPE cos/sin table: [position][n_rot / 2]
+    const float2* rope;     // RoPE cos/sin table, [rows][n_rot / 2], indexed by `Token::rope_row`
     u32 norm;               // HeadNorm: none, one weight for all heads, one for each head, without weights
     u32 norm_after_rope;
     u32 rotation;
@@ -73,16 +73,19 @@ __device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const 
     }
 }
 
-// Overload for head `head` at position `pos`; `weights`: the norm's weights of all heads of its kind.
-__device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weights, u32 head, u32 pos, int dim, float scale, int lane) {
+// Overload for head `head` of a token with this row of the RoPE table; `weights`: the norm's weights of all heads of its kind.
+__device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weights, u32 head, u32 rope_row, int dim, float scale, int lane) {
     const float* weight = in.norm == NORM_OF_EACH_HEAD ? weights + (size_t)head * dim : in.norm == NORM_UNWEIGHTED ? nullptr : weights;
-    make_head(v, in, weight, in.rope + (size_t)pos * (in.n_rot / 2), dim, scale, lane);
+    make_head(v, in, weight, in.rope + (size_t)rope_row * (in.n_rot / 2), dim, scale, lane);
 }
 
-// A token of a batch: its id, the index of its sequence, its position.
+// A token of a batch, or a row of embeddings in its place.
 struct Token {
-    u32 id, seq, pos;
-    u32 last; // position of the last token of its sequence in the batch, for masks that see later tokens
+    u32 id, seq;  // its id in the vocabulary, the index of its sequence
+    u32 pos;      // its slot: its index in the sequence, by which it is cached and masks are applied
+    u32 last;     // the last slot that it sees under masks that look ahead, and in a span that the layer sees whole; otherwise at most `pos`
+    u32 position; // its position, which equals the slot before the first span of rows: for learned positions and temperatures
+    u32 rope_row; // the row of the RoPE table for its position
 };
 ASSERT_LAYOUT(Token);
 constexpr int PAGE = 64;

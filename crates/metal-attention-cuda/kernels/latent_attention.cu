@@ -11,7 +11,7 @@ struct LatentInputsArgs {
     const float* q;                     // [token][head][n_nope + n_shared]
     const float* kv;                    // [token][rank + n_shared]
     const float* norm;                  // weights of the norm of compressed rows, [rank]
-    const float2* rope;                 // cosine and sine, [position][n_shared / 2]
+    const float2* rope;                 // RoPE cos/sin table, [rows][n_shared / 2]
     float* queries;                     // [token][head][rank + n_shared]; in: the first `rank` of each head, without their scale
     u32 n_head, n_nope, rank, n_shared; // heads; elements of a query without RoPE; value part of a compressed row; part with RoPE
     u32 rotation;                       // Rotation
@@ -22,12 +22,12 @@ struct LatentInputsArgs {
 };
 ASSERT_LAYOUT(LatentInputsArgs);
 
-// Pair `pair` of a vector, rotated by RoPE at position `pos`.
-__device__ __forceinline__ float2 turned(const LatentInputsArgs& a, const float* v, u32 pos, u32 pair) {
+// Pair `pair` of a vector, rotated by RoPE.
+__device__ __forceinline__ float2 turned(const LatentInputsArgs& a, const float* v, u32 rope_row, u32 pair) {
     const u32 i = a.rotation == HALVES ? pair : 2 * pair, j = a.rotation == HALVES ? pair + a.n_shared / 2 : 2 * pair + 1;
     const float x = v[i], y = v[j];
     if (a.rotation == NO_ROPE) return make_float2(x, y);
-    const float2 cos_sin = a.rope[(size_t)pos * (a.n_shared / 2) + pair];
+    const float2 cos_sin = a.rope[(size_t)rope_row * (a.n_shared / 2) + pair];
     return make_float2(x * cos_sin.x - y * cos_sin.y, x * cos_sin.y + y * cos_sin.x);
 }
 
@@ -40,7 +40,7 @@ template <typename T> __device__ __forceinline__ void latent_inputs(const Latent
     const u32 key_dim = a.rank + a.n_shared;
     auto write_turned = [&](const float* v, float scale, auto* out) {
         for (u32 pair = threadIdx.x; pair < a.n_shared / 2; pair += blockDim.x) {
-            const float2 t = turned(a, v, token.pos, pair);
+            const float2 t = turned(a, v, token.rope_row, pair);
             store(out + (a.rotation == HALVES ? pair : 2 * pair), scale * t.x);
             store(out + (a.rotation == HALVES ? pair + a.n_shared / 2 : 2 * pair + 1), scale * t.y);
         }
@@ -58,7 +58,7 @@ template <typename T> __device__ __forceinline__ void latent_inputs(const Latent
     }
     const u32 head = blockIdx.x - 1;
     const float growth =
-        a.temperature == 0.0f ? 1.0f : 1.0f + a.temperature * logf(1.0f + (float)((token.pos + a.offset) / a.length));
+        a.temperature == 0.0f ? 1.0f : 1.0f + a.temperature * logf(1.0f + (float)((token.position + a.offset) / a.length));
     const float scale = a.scale * growth;
     const size_t at = (size_t)blockIdx.y * a.n_head + head;
     float* out = a.queries + at * key_dim;
@@ -108,7 +108,8 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
     float* q = queries + warp * n_vectors * VECTOR;
     for (u32 i = lane; i < n_vectors * VECTOR; i += 32) q[i] = in_range && i < key_dim ? a.queries[row * key_dim + i] : 0.0f;
 
-    const u32 n_blocks = (token.pos + POSITIONS) / POSITIONS; // of positions 0..=pos
+    const u32 last = max(token.pos, token.last);
+    const u32 n_blocks = (last + POSITIONS) / POSITIONS; // of slots 0..=last
     const u32 blocks_per_split = (n_blocks + a.n_splits - 1) / a.n_splits;
     const u32 first = blockIdx.y * blocks_per_split, end = min(first + blocks_per_split, n_blocks);
     float max_score = -INFINITY, sum = 0.0f;
@@ -117,7 +118,7 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
         const u32 start = block * POSITIONS;
         const u32 page = a.pages.pages[(size_t)token.seq * a.pages.n_pages + start / PAGE];
         const T* from = (const T*)a.cache + ((size_t)page * PAGE + start % PAGE) * key_dim;
-        const u32 n = min((u32)POSITIONS, token.pos + 1 - start);
+        const u32 n = min((u32)POSITIONS, last + 1 - start);
         __syncthreads();
         if (key_dim % VECTOR == 0) {
             for (u32 i = threadIdx.x; i < POSITIONS * n_vectors; i += blockDim.x) {

@@ -5,8 +5,8 @@
 // Mirrored by `mask_code` of src/parts/attention.rs.
 enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2, FULL = 3, NEAR = 4 };
 
-// The first position that a token at `pos` sees, and the position after the last one. `reach`: positions of the window or chunk; `last`: the position
-// of the sequence's last token in the batch.
+// The first slot that a token in slot `pos` sees, and the slot after the last one. `reach`: slots of the window or chunk; `last`: `Token::last`. A causal
+// mask ends at the token's own slot, or at `last` where that is later: in a layer that sees a span whole, its tokens see up to its end.
 __device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
     if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
     if (mask == CHUNK) return pos / reach * reach;
@@ -16,5 +16,5 @@ __device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
 __device__ __forceinline__ u32 end_seen(u32 mask, u32 reach, u32 pos, u32 last) {
     if (mask == FULL) return last + 1;
     if (mask == NEAR) return reach < last && pos + reach < last ? pos + reach + 1 : last + 1;
-    return pos + 1;
+    return max(pos, last) + 1;
 }

@@ -4,10 +4,10 @@
 #include "heads.cuh"
 #include "masks.cuh"
 
-// Consecutive tokens of one sequence, which are consecutive in the micro-batch, too.
+// Tokens in consecutive slots of one sequence, which are consecutive in the micro-batch, too, and have the same `Token::last` beyond their own slots.
 struct QueryTile {
-    u32 token, n, seq, pos; // index of the first token, tokens, sequence, first position
-    u32 last;               // the last position of the sequence in the micro-batch
+    u32 token, n, seq, pos; // index of the first token, tokens, sequence, first slot
+    u32 last;               // `Token::last` of all; under a causal mask at most `pos` where they see no later tokens
 };
 ASSERT_LAYOUT(QueryTile);
 

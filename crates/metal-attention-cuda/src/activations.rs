@@ -5,7 +5,7 @@ use std::sync::Arc;
 use metal_attention_model::ModelSpec;
 
 use crate::CudaError;
-use crate::args::QueryTileArgs;
+use crate::args::{QueryTileArgs, TokenArgs};
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
 use crate::parts::widen_for_parts;
@@ -180,7 +180,7 @@ impl Activations {
         Ok(Self {
             n_tokens,
             n_outputs,
-            tokens: zeros(16 * n_tokens)?,
+            tokens: zeros(size_of::<TokenArgs>() * n_tokens)?,
             output_rows: zeros(4 * n_tokens)?,
             query_tiles: zeros(size_of::<QueryTileArgs>() * n_tokens)?,
             x: zeros(4 * w.n_embd * n_tokens)?,

@@ -26,7 +26,7 @@ use crate::device::{CudaBuffer, CudaDevice};
 use crate::executor::CudaExecutor;
 use crate::launch::CudaGraph;
 use crate::recurrent_state::RunSizes;
-use crate::runner::{MicroBatchSize, TokenOutput};
+use crate::runner::{MicroBatch, MicroBatchSize, TokenOutput};
 
 /// The CUDA graph of the decode steps of one size.
 pub(crate) enum DecodeGraph {
@@ -60,7 +60,7 @@ impl CudaExecutor {
     /// token. With `TokenOutput::Id { feeds_next_step: true }` the device also writes the chosen ids, at the next positions, to the buffer of
     /// tokens.
     ///
-    /// Before the call the device has to hold the tokens ([`upload_batch`](Self::upload_batch), or what an earlier step with
+    /// Before the call the device has to hold the tokens ([`upload_tokens`](Self::upload_tokens), or what an earlier step with
     /// `feeds_next_step` has written), the page tables up to the last step's position (`CudaKvCache::write_pages`)
     /// and the state slots (`CudaRecurrentStates::write`).
     ///
@@ -132,20 +132,20 @@ impl CudaExecutor {
     fn launch_decode_step(&mut self, gpu: &Arc<CudaDevice>, size: MicroBatchSize) -> Result<(), CudaError> {
         let key = (size.n_tokens, size.output);
         let no_trace = |_: usize, _: &CudaBuffer| Ok(());
+        let (spec, cache, recurrent) = (&self.spec, &self.cache, &self.recurrent_states);
+        let batch = MicroBatch { spec, cache, recurrent, size, spans: None };
         if self.runner.timers.is_some() {
-            return self.runner.run(&self.spec, (&self.cache, &self.recurrent_states), size, no_trace);
+            return self.runner.run(batch, no_trace);
         }
         let graph = match self.graphs.remove(&key) {
             // Kernels are loaded at their first launch, which is not possible while a graph is recorded.
             None => {
-                self.runner.run(&self.spec, (&self.cache, &self.recurrent_states), size, no_trace)?;
+                self.runner.run(batch, no_trace)?;
                 self.graphs.insert(key, DecodeGraph::Warm);
                 return Ok(());
             }
             Some(DecodeGraph::Recorded(graph)) => graph,
-            Some(DecodeGraph::Warm) => {
-                gpu.record(|| self.runner.run(&self.spec, (&self.cache, &self.recurrent_states), size, no_trace))?
-            }
+            Some(DecodeGraph::Warm) => gpu.record(|| self.runner.run(batch, no_trace))?,
         };
         graph.launch()?;
         self.graphs.insert(key, DecodeGraph::Recorded(graph));

@@ -1,10 +1,10 @@
 //! [`CudaExecutor`]: evaluates the steps of a session on one NVIDIA GPU.
 //!
-//! Input: a step, that is, tokens ([`BatchToken`]: id, sequence, position, whether it is an output token) with the page
-//! table. Output, for each output token: logits, the highest logits, the id of the highest, or the hidden vector. Side
+//! Input: a step, that is, tokens ([`BatchToken`](metal_attention_model::BatchToken): id, sequence, slot, whether it is an
+//! output token) with the page table, and spans of embedding rows in the place of some tokens. Output, for each output token: logits, the highest logits, the id of the highest, or the hidden vector. Side
 //! effect: the KV cache and the recurrent states hold the step's tokens afterwards.
 //!
-//! For each step the host uploads tokens, page tables and state slots, launches the kernels ([`ModelRunner`]), and waits
+//! For each step the host uploads tokens (`inputs.rs`), page tables and state slots, launches the kernels ([`ModelRunner`]), and waits
 //! for the results. The calls:
 //!
 //! ```text
@@ -42,13 +42,12 @@ use std::sync::Arc;
 
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedModel,
-    MemoryUse, ModelSpec, PageCopy, Phase, Profiler, Session, SessionOptions, SnapshotError, Step, StepLimits,
-    StepResults, is_decode_step,
+    CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedModel, MemoryUse,
+    ModelSpec, PageCopy, Phase, Profiler, Session, SessionOptions, SnapshotError, Step, StepLimits, StepResults,
+    is_decode_step,
 };
 
 use crate::activations::{Activations, Widths};
-use crate::args::{QueryTileArgs, TokenArgs};
 use crate::decode::DecodeKernel;
 use crate::decode_steps::DecodeGraph;
 use crate::device::Readback;
@@ -58,15 +57,12 @@ use crate::kernels::Kernels;
 use crate::kv_cache::CudaKvCache;
 use crate::profile::{self, Timers};
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
-use crate::runner::{MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tokens, top_k_list};
+use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tokens, top_k_list};
 use crate::sharding::Shard;
 use crate::support::supports;
 use crate::trace::TraceReader;
 use crate::weights::CudaWeights;
 use crate::{CudaDevice, CudaError, CudaTuning};
-
-/// Most tokens of a query tile: the queries of one sequence that a block of `prefill_attention.cu` processes.
-const QUERY_TILE_TOKENS: usize = 64;
 
 /// Number of output head products that [`Executor::wake`] launches to raise the clock: a millisecond or two of work.
 const WAKE_PRODUCTS: usize = 16;
@@ -186,9 +182,7 @@ impl CudaExecutor {
             shard.map(|(shard, abort)| Exchange::new(&gpu, shard, (spec.n_vocab, max_exchanged), abort)).transpose()?;
         let scratch = gpu.allocated_bytes() - allocated_before - kv_cache;
         let shard = shard.map(|(shard, _)| shard);
-        // The context length, on which some RoPE scalings depend; and the positions of the RoPE tables, those that a
-        // sequence can reach: the context's, or those of all pages if these are fewer.
-        let rope_sizes = (capacity.n_ctx, capacity.n_positions());
+        let rope_sizes = [capacity.n_ctx, capacity.n_positions(), n_ubatch];
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard, rope_sizes)?;
         let ids = ChosenIds::new(&gpu, buffers.n_outputs)?;
         let persistent_kernel = DecodeKernel::new(
@@ -254,42 +248,6 @@ impl CudaExecutor {
         self.runner.n_launches
     }
 
-    /// Uploads the tokens of a micro-batch and the rows of its output tokens, in the order of the stream: kernels that
-    /// are launched next read them, kernels in flight still read the old ones.
-    pub(crate) fn upload_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
-        let runs = batch.chunk_by(|a, b| a.seq == b.seq);
-        let tokens = runs.flat_map(|run| {
-            // The last position of the run: masks that are not causal see up to there. Batches of models with such
-            // masks have each sequence in one run.
-            let last = run.last().map_or(0, |t| t.pos as u32);
-            run.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
-        });
-        let tokens: Vec<_> = tokens.collect();
-        let output_rows = batch.iter().enumerate().filter(|(_, t)| t.output).map(|(i, _)| i as u32);
-        let output_rows: Vec<u32> = output_rows.collect();
-        self.runner.buffers.tokens.write(0, bytemuck::cast_slice(&tokens))?;
-        self.runner.buffers.output_rows.write(0, bytemuck::cast_slice(&output_rows))
-    }
-
-    /// Cuts the runs of a micro-batch into query tiles for prefill attention, each of up to [`QUERY_TILE_TOKENS`]
-    /// tokens, and uploads them, in the order of the stream. Returns their number.
-    fn upload_query_tiles(&self, batch: &[BatchToken]) -> Result<usize, CudaError> {
-        let mut tiles = Vec::new();
-        let mut token = 0;
-        // A sequence may have several runs, with tokens of other sequences in between.
-        for run in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
-            // Masks that are not causal see up to here. Batches of such models have each sequence in one run.
-            let last = run[run.len() - 1].pos as u32;
-            for tile in run.chunks(QUERY_TILE_TOKENS) {
-                let (n, seq, pos) = (tile.len() as u32, tile[0].seq as u32, tile[0].pos as u32);
-                tiles.push(QueryTileArgs { token, n, seq, pos, last });
-                token += n;
-            }
-        }
-        self.runner.buffers.query_tiles.write(0, bytemuck::cast_slice(&tiles))?;
-        Ok(tiles.len())
-    }
-
     /// Evaluates a step: uploads, launches, and waits for the results. On ranks other than 0 `results` is `None`. `trace`
     /// copies rows of the residual stream. Precondition: no step is in flight.
     ///
@@ -326,19 +284,20 @@ impl CudaExecutor {
         gpu.check_watch()?;
         let tokens = &step.tokens[..];
         self.cache.write_pages(tokens, &step.pages)?;
-        self.upload_batch(tokens)?;
+        let (seen, lists) = self.upload_tokens(step)?;
         // Uploads the runs and their state slots, and returns the number of runs and the length of the longest.
         let runs = self.recurrent_states.write(step.pages.segments(tokens))?;
         let n_outputs = step.n_outputs();
         // Taken below, or after an error by `run_step`.
         self.runner.timers = profiler.is_some().then(|| Timers::new(&gpu));
-        if is_decode_step(tokens) && trace.is_none() {
+        if is_decode_step(tokens) && trace.is_none() && step.inputs.is_none() {
             // The position matters only to the persistent kernel, which evaluates steps of a single sequence.
             self.launch_decode_steps(tokens.len(), tokens[0].pos, /* max_steps */ 1, output)?;
         } else {
             // With one token of each sequence, attention has the kernels of decode steps, which need no query tiles.
             let is_decode_phase = Phase::of(tokens) == Phase::Decode;
-            let n_query_tiles = if is_decode_phase { 0 } else { self.upload_query_tiles(tokens)? };
+            let n_query_tiles = if is_decode_phase { 0 } else { self.upload_query_tiles(&lists[0])? };
+            let spans = self.upload_spans(step, (seen, lists))?;
             let size = MicroBatchSize { n_tokens: tokens.len(), n_outputs, n_query_tiles, runs, output };
             let mut reader = match trace {
                 Some(trace) => TraceReader::new(&gpu, &mut self.trace_readback, trace, tokens, self.spec.n_embd)?,
@@ -346,7 +305,14 @@ impl CudaExecutor {
             };
             // A step that chooses ids gets a step number, under which `read_results` reads them.
             self.with_step_number(size, |this| {
-                this.runner.run(&this.spec, (&this.cache, &this.recurrent_states), size, |layer, residual_stream| {
+                let batch = MicroBatch {
+                    spec: &this.spec,
+                    cache: &this.cache,
+                    recurrent: &this.recurrent_states,
+                    size,
+                    spans: spans.as_ref(),
+                };
+                this.runner.run(batch, |layer, residual_stream| {
                     reader.as_mut().map_or(Ok(()), |reader| reader.before_layer(layer, residual_stream))
                 })
             })?;
@@ -459,7 +425,7 @@ impl Executor for CudaExecutor {
             one_run_per_sequence: !self.recurrent_states.is_empty(),
             chooses_ids: true,
             max_top_k: TOP_K,
-            accepts_rows: false,
+            accepts_rows: true,
             n_ahead: buffers.n_outputs,
         }
     }

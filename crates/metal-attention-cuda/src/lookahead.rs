@@ -16,7 +16,7 @@ impl CudaExecutor {
         self.runner.gpu.check_watch()?;
         let tokens = &step.tokens[..];
         if ahead.start == 0 {
-            self.upload_batch(tokens)?;
+            self.upload_tokens(step)?;
         }
         self.cache.write_pages(tokens, &step.pages)?;
         let mut numbers = Vec::new();

@@ -8,6 +8,7 @@ use crate::CudaExecutor;
 use crate::activations::{Activations, Widths};
 use crate::device::CudaSummary;
 use crate::matrix::packed_bytes;
+use crate::rope::RopeTables;
 
 /// Choices of a [`CudaExecutor`] that the GPU otherwise decides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,8 +43,7 @@ impl CudaExecutor {
         let capacity = options.capacity(spec);
         let groups = CacheGroups::new(spec, capacity);
         let tensors: u64 = weights.tensors().into_iter().map(packed_bytes).sum();
-        let rope_bytes = spec.ropes().iter().map(|rope| 4 * rope.n_rot as u64).sum::<u64>();
-        let rope = rope_bytes.saturating_mul(capacity.n_positions() as u64);
+        let rope = RopeTables::bytes(spec, capacity.n_positions(), capacity.n_tokens(spec));
         MemoryUse {
             weights: tensors.saturating_add(rope),
             kv_cache: groups

@@ -29,15 +29,18 @@ use metal_attention_model::ModelSpec;
 
 use crate::CudaError;
 use crate::activations::Activations;
+use crate::args::{QueryTileArgs, TokenArgs};
 use crate::bounds::KernelArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::exchange::Exchange;
 use crate::ids::ChosenIds;
+use crate::inputs::SpanInputs;
 use crate::kernels::{EntryPoint, Kernels};
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::profile::Timers;
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
+use crate::slice::DevicePtr;
 use crate::weights::CudaWeights;
 
 pub(crate) use matmul_few::max_few_tokens;
@@ -109,6 +112,8 @@ pub(crate) struct MicroBatch<'a> {
     pub(crate) recurrent: &'a CudaRecurrentStates,
     /// The sizes.
     pub(crate) size: MicroBatchSize,
+    /// The spans of embedding rows; `None`: all inputs are token ids, and layers see what the tokens' `last` says.
+    pub(crate) spans: Option<&'a SpanInputs>,
 }
 
 impl ModelRunner {
@@ -152,21 +157,30 @@ impl ModelRunner {
         self.count_exchanges()
     }
 
+    /// The tokens that layer `layer` reads, `[n_tokens]`.
+    pub(crate) fn tokens(&self, batch: MicroBatch<'_>, layer: usize) -> DevicePtr<TokenArgs> {
+        batch.spans.and_then(|spans| spans.tokens(layer)).unwrap_or_else(|| self.buffers.tokens.ptr())
+    }
+
+    /// The query tiles that layer `layer` reads in prefill, and their number.
+    pub(crate) fn query_tiles(&self, batch: MicroBatch<'_>, layer: usize) -> (DevicePtr<QueryTileArgs>, usize) {
+        let of_spans = batch.spans.and_then(|spans| spans.query_tiles(layer));
+        of_spans.unwrap_or_else(|| (self.buffers.query_tiles.ptr(), batch.size.n_query_tiles))
+    }
+
     /// Launches all kernels of a micro-batch. Calls `before_layer` before the launches of each layer, with the layer's index and
     /// the residual stream, and with the number of layers after those of the last one. The device has written the residual
     /// stream only when its stream reaches that point.
     pub(crate) fn run(
         &mut self,
-        spec: &ModelSpec,
-        (cache, recurrent): (&CudaKvCache, &CudaRecurrentStates),
-        size: MicroBatchSize,
+        batch: MicroBatch<'_>,
         mut before_layer: impl FnMut(usize, &CudaBuffer) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         if let Some(exchange) = &mut self.exchange {
             exchange.begin_step();
         }
-        self.embedding(spec, size.n_tokens)?;
-        let batch = MicroBatch { spec, cache, recurrent, size };
+        let (spec, size) = (batch.spec, batch.size);
+        self.embedding(batch)?;
         for i in 0..spec.n_layer() {
             before_layer(i, &self.buffers.x)?;
             // Moved out, since a layer's weights are read while `self` is borrowed mutably for launches.
@@ -174,6 +188,7 @@ impl ModelRunner {
             let outcome = self.layer(batch, i, &layers[i]);
             self.weights.layers = layers;
             outcome?;
+            self.add_deepstack_rows(batch, i)?;
         }
         before_layer(spec.n_layer(), &self.buffers.x)?;
         if size.n_outputs > 0 {

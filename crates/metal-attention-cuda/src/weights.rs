@@ -9,6 +9,7 @@ use crate::device::{CudaBuffer, CudaDevice};
 use crate::kernels::Kernels;
 use crate::matrix::{CudaMatrix, TILE};
 use crate::parts::{CudaEmbedding, CudaLayer};
+use crate::rope::RopeTables;
 use crate::sharding::Shard;
 use crate::slice::DevicePtr;
 use crate::stack::CudaStack;
@@ -24,8 +25,8 @@ pub(crate) struct CudaWeights {
     pub(crate) output_norm: Option<Arc<CudaNorm>>,
     /// The output head, `[n_vocab, n_embd]`, which may be the embedding table, and its bias.
     pub(crate) output: Option<(Arc<CudaMatrix>, Option<CudaVector>)>,
-    /// Owns the RoPE cos/sin tables, whose addresses the layers have.
-    _rope: Vec<CudaBuffer>,
+    /// The RoPE cos/sin tables, whose addresses the layers have.
+    pub(crate) ropes: RopeTables,
 }
 
 /// F32 numbers in device memory.
@@ -120,29 +121,25 @@ pub(crate) struct Loader<'a> {
     gpu: &'a Arc<CudaDevice>,
     /// The repacking kernels.
     kernels: Kernels,
-    /// The RoPE cos/sin tables by their parameters.
-    ropes: Vec<(Rope, CudaBuffer)>,
+    /// The RoPE cos/sin tables.
+    ropes: &'a RopeTables,
     /// Elements of the recurrent state of the current layer's mixer, behind which that of its feed-forward begins.
     pub(crate) mixer_state: usize,
 }
 
 impl CudaWeights {
-    /// Uploads the weights of `spec`, which [`supports`](crate::support::supports) has accepted, and the RoPE tables. `n_ctx`:
-    /// the context length, on which some RoPE scalings depend; `n_positions`: the positions of the tables. `shard`: under
-    /// tensor parallelism, this rank's shard; `spec` is that of the shard, `weights` are the whole model's.
+    /// Uploads the weights of `spec`, which [`supports`](crate::support::supports) has accepted, and the RoPE tables. `rope_sizes`:
+    /// as of [`RopeTables::new`]. `shard`: under tensor parallelism, this rank's shard; `spec` is that of the shard, `weights` are
+    /// the whole model's.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         weights: &Weights,
         shard: Option<&Shard>,
-        (n_ctx, n_positions): (usize, usize),
+        rope_sizes: [usize; 3],
     ) -> Result<Self, CudaError> {
-        let ropes = spec.ropes().into_iter().map(|rope| {
-            let table = rope.rotation(weights.rope_factors(&rope, n_ctx)).table(n_positions);
-            Ok((rope, gpu.upload("the RoPE table", &table)?))
-        });
-        let ropes = ropes.collect::<Result<_, CudaError>>()?;
-        let mut loader = Loader { gpu, kernels: Kernels::default(), ropes, mixer_state: 0 };
+        let ropes = RopeTables::new(gpu, spec, weights, rope_sizes)?;
+        let mut loader = Loader { gpu, kernels: Kernels::default(), ropes: &ropes, mixer_state: 0 };
         let embedding = Arc::new(CudaEmbedding::new(&mut loader, weights)?);
         let output = match &weights.output {
             None => None,
@@ -165,9 +162,8 @@ impl CudaWeights {
         });
         let layers = layers.collect::<Result<_, _>>()?;
         let output_norm = loader.optional_norm(weights.output_norm.as_ref())?.map(Arc::new);
-        let rope = loader.ropes.into_iter().map(|(_, table)| table).collect();
         gpu.wait()?;
-        Ok(Self { embedding, layers, output_norm, output, _rope: rope })
+        Ok(Self { embedding, layers, output_norm, output, ropes })
     }
 }
 
@@ -218,8 +214,7 @@ impl Loader<'_> {
 
     /// The RoPE table, or null.
     pub(crate) fn rope(&self, rope: Option<&Rope>) -> DevicePtr<[f32; 2]> {
-        let table = rope.and_then(|rope| self.ropes.iter().find(|(known, _)| known == rope));
-        table.map_or(DevicePtr::NULL, |(_, table)| table.ptr())
+        self.ropes.ptr(rope)
     }
 
     /// Uploads a norm, if there is one.

@@ -79,6 +79,12 @@ impl Position {
         Self([position; 3])
     }
 
+    /// Whether all components are equal, as in text.
+    pub fn is_of_text(self) -> bool {
+        let [time, height, width] = self.0;
+        time == height && height == width
+    }
+
     /// The position `start` further in each component. Saturates.
     fn moved(self, start: u32) -> Self {
         Self(self.0.map(|component| component.saturating_add(start)))

@@ -7,20 +7,25 @@ use crate::bounds::{Bounds, KernelArgs, Launch};
 use crate::slice::{DevicePtr, F16};
 
 kernel_args! {
-    /// A token of a micro-batch: `Token` of `heads.cuh`.
+    /// A token of a micro-batch, or a row of embeddings in its place: `Token` of `heads.cuh`.
     #[derive(PartialEq, Eq)]
     pub(crate) struct TokenArgs = "Token" in "heads.cuh" {
         /// Its id in the vocabulary.
         pub(crate) id: u32,
         /// The index of its sequence.
         pub(crate) seq: u32,
-        /// Its position.
+        /// Its slot.
         pub(crate) pos: u32,
-        /// The last position of its sequence in the micro-batch, to which masks that are not causal extend.
+        /// The last slot that it sees ([`LastSeen`](metal_attention_model::LastSeen)); at most `pos` where it sees no later ones.
         pub(crate) last: u32,
+        /// The first component of its position.
+        pub(crate) position: u32,
+        /// The row of the RoPE cos/sin tables for its position.
+        pub(crate) rope_row: u32,
     }
 
-    /// Up to 64 consecutive tokens of one sequence: `QueryTile` of `prefill_attention.cu`.
+    /// Up to 64 tokens in consecutive slots of one sequence that see up to the same slot beyond their own: `QueryTile` of
+    /// `prefill_attention.cu`.
     #[derive(PartialEq, Eq)]
     pub(crate) struct QueryTileArgs = "QueryTile" in "prefill_attention.cu" {
         /// The index of the first token in the micro-batch.
@@ -29,9 +34,9 @@ kernel_args! {
         pub(crate) n: u32,
         /// The index of the sequence.
         pub(crate) seq: u32,
-        /// The position of the first token.
+        /// The slot of the first token.
         pub(crate) pos: u32,
-        /// The last position of the sequence in the micro-batch.
+        /// `TokenArgs::last` of all, or at most `pos` where they see no later tokens.
         pub(crate) last: u32,
     }
 

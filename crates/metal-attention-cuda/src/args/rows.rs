@@ -13,6 +13,7 @@ kernel_args! {
         pub(crate) table: MatrixArgs,
         pub(crate) positions: MatrixArgs,
         pub(crate) types: DevicePtr<f32>,
+        pub(crate) rows: DevicePtr<f32>,
         pub(crate) tokens: DevicePtr<TokenArgs>,
         pub(crate) x: DevicePtr<f32>,
         pub(crate) scale: f32,
@@ -121,6 +122,7 @@ impl KernelArgs for EmbeddingArgs {
         bounds.matrices("table", &self.table, 1);
         bounds.matrices("positions", &self.positions, 1);
         bounds.array("types", self.types, n_embd);
+        bounds.array("rows", self.rows, n * n_embd);
         bounds.array("tokens", self.tokens, n);
         bounds.array("x", self.x, n * n_embd);
     }

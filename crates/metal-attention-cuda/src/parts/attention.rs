@@ -14,14 +14,15 @@ use metal_attention_model::{
 
 use crate::CudaError;
 use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, Widths, n_splits, widen};
-use crate::args::{AttentionArgs, AttentionInputsArgs, GateArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs};
+use crate::args::{
+    AttentionArgs, AttentionInputsArgs, GateArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs, QueryTileArgs,
+};
 use crate::kernels::{self, EntryPoint, of_cache};
-use crate::kv_cache::CudaKvCache;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::{LinearInput, LinearOp};
-use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner};
+use crate::runner::{MicroBatch, ModelRunner};
 use crate::slice::DevicePtr;
 use crate::weights::{CudaLinear, CudaVector, Loader, norm_kind, ptr_or_null};
 
@@ -346,7 +347,7 @@ impl ModelRunner {
         };
         self.product(&qkv, input, n_embd, n)?;
         let gate = self.gate(batch, a, input)?;
-        self.run_attention(batch.cache, i, a, batch.size, gate)?;
+        self.run_attention(batch, i, a, gate)?;
         let input = self.input(&self.buffers.att, &self.buffers.packed_att, n);
         Ok(SublayerOutput::Product { label: "attention output", linear: &a.out, input })
     }
@@ -355,17 +356,17 @@ impl ModelRunner {
     /// the queries and the elements from one token's to the next one's; `None` if the attention kernel does it.
     fn separate_inputs(
         &mut self,
-        cache: &CudaKvCache,
+        batch: MicroBatch<'_>,
         i: usize,
         a: &CudaAttention,
-        size: MicroBatchSize,
     ) -> Result<Option<(DevicePtr<f32>, usize)>, CudaError> {
+        let MicroBatch { cache, size, .. } = batch;
         let Some(args) = a.separate_inputs.filter(|_| size.n_query_tiles > 0 || !a.fused_in_decode) else {
             return Ok(None);
         };
         let [k_cache, v_cache] = cache.layer_pages(i);
         let args = AttentionInputsArgs {
-            tokens: self.buffers.tokens.ptr(),
+            tokens: self.tokens(batch, i),
             pages: cache.page_table_of_layer(i),
             k_cache,
             v_cache,
@@ -408,12 +409,12 @@ impl ModelRunner {
     /// product reads that.
     fn run_attention(
         &mut self,
-        cache: &CudaKvCache,
+        batch: MicroBatch<'_>,
         i: usize,
         a: &CudaAttention,
-        size: MicroBatchSize,
         gate: GateArgs,
     ) -> Result<(), CudaError> {
+        let MicroBatch { cache, size, .. } = batch;
         let n = size.n_tokens;
         let [k_cache, v_cache] = cache.layer_pages(i);
         let packed = if self.uses_f32_inputs(n) { DevicePtr::NULL } else { self.buffers.packed_att.ptr() };
@@ -422,12 +423,12 @@ impl ModelRunner {
         let group = queries_per_block(n * a.n_head_kv, heads_per_kv);
         let n_chunks = heads_per_kv.div_ceil(group);
         let splits = n_splits(n, a.n_head_kv * n_chunks);
-        let separate = self.separate_inputs(cache, i, a, size)?;
+        let separate = self.separate_inputs(batch, i, a)?;
         let (qkv, stride) = separate.unwrap_or((self.buffers.qkv.ptr(), a.stride()));
         let follows_queries = matches!(a.gate, Some(CudaGate::InQueries));
         let args = AttentionArgs {
             inputs: a.inputs,
-            tokens: self.buffers.tokens.ptr(),
+            tokens: self.tokens(batch, i),
             pages: cache.page_table_of_layer(i),
             k_cache,
             v_cache,
@@ -468,7 +469,7 @@ impl ModelRunner {
             && !packed.is_null()
             && a.slopes.is_none()
         {
-            return self.prefill_attention(entry, &args, a, size);
+            return self.prefill_attention(entry, &args, a, self.query_tiles(batch, i));
         }
         match a.kernels {
             AttentionKernels::Paged if on_tensor_cores && a.head_dim <= 128 => {
@@ -539,10 +540,10 @@ impl ModelRunner {
         entry: EntryPoint<PrefillArgs>,
         base: &AttentionArgs,
         a: &CudaAttention,
-        size: MicroBatchSize,
+        (tiles, n_tiles): (DevicePtr<QueryTileArgs>, usize),
     ) -> Result<(), CudaError> {
         let args = PrefillArgs {
-            tiles: self.buffers.query_tiles.ptr(),
+            tiles,
             pages: base.pages,
             k_cache: base.k_cache.cast(),
             v_cache: base.v_cache.cast(),
@@ -560,7 +561,7 @@ impl ModelRunner {
             gate: base.gate,
         };
         let shared = 2 * 2 * 2 * 64 * (a.head_dim + 8);
-        let grid = LaunchGrid { blocks: [size.n_query_tiles, a.n_head, 1], threads: 128, shared };
+        let grid = LaunchGrid { blocks: [n_tiles, a.n_head, 1], threads: 128, shared };
         self.launch(entry, "", grid, &args)
     }
 }

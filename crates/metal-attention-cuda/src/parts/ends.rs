@@ -16,7 +16,7 @@ use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
 use crate::runner::linear::{LinearInput, LinearOp, norm_args};
-use crate::runner::{MicroBatchSize, ModelRunner, TokenOutput};
+use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner, TokenOutput};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::{CudaNorm, CudaVector, Loader, ptr_or_null};
 
@@ -52,10 +52,11 @@ impl CudaEmbedding {
 }
 
 impl ModelRunner {
-    /// Launches the embedding: `x = norm(scale * table[id] + types[0] + positions[pos])`, then per-layer embeddings and further
-    /// residual streams where the model has them.
-    pub(crate) fn embedding(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
+    /// Launches the embedding: `x = norm(scale * table[id] + types[0] + positions[position])`, with the rows of spans in the place
+    /// of `scale * table[id]`; then per-layer embeddings and further residual streams where the model has them.
+    pub(crate) fn embedding(&mut self, batch: MicroBatch<'_>) -> Result<(), CudaError> {
         let w = Arc::clone(&self.weights.embedding);
+        let (spec, n_tokens) = (batch.spec, batch.size.n_tokens);
         let (x, n_embd) = (self.buffers.x.slice(), spec.n_embd);
         let args = EmbeddingArgs {
             types: ptr_or_null(w.token_type.as_ref()),
@@ -63,6 +64,13 @@ impl ModelRunner {
             ..self.embedding_args(&w.table, spec.embedding.scale, x)
         };
         self.launch_embedding(&args, n_tokens)?;
+        let tokens = self.buffers.tokens.slice();
+        for (first, span) in batch.spans.iter().flat_map(|spans| spans.iter()) {
+            let rows = self.upload_rows(first, &span.rows, n_embd)?;
+            let tokens = tokens.skip(first).ptr();
+            let args = EmbeddingArgs { rows: rows.ptr(), tokens, x: x.skip(first * n_embd).ptr(), ..args };
+            self.launch_embedding(&args, rows.len() / n_embd)?;
+        }
         if let Some(norm) = &w.norm {
             self.norm(NormArgs { out: x.ptr(), ..norm_args(Some(norm), x, n_embd) }, n_tokens)?;
         }
@@ -70,6 +78,26 @@ impl ModelRunner {
             self.per_layer_embeddings(spec, per_layer, n_tokens)?;
         }
         self.spread_over_streams(spec, w.streams.as_ref(), n_tokens)
+    }
+
+    /// Uploads rows of a span whose first input has index `first` in the micro-batch, to `result`, which no kernel in flight needs
+    /// later: at the start and between layers it is free.
+    fn upload_rows(&self, first: usize, rows: &[f32], n_embd: usize) -> Result<DeviceSlice<f32>, CudaError> {
+        self.buffers.result.write(4 * (first * n_embd) as u64, bytemuck::cast_slice(rows))?;
+        Ok(self.buffers.result.slice().skip(first * n_embd).take(rows.len()))
+    }
+
+    /// Adds the deepstack rows of spans to the residual stream after layer `layer`.
+    pub(crate) fn add_deepstack_rows(&mut self, batch: MicroBatch<'_>, layer: usize) -> Result<(), CudaError> {
+        let (x, n_embd) = (self.buffers.x.slice::<f32>(), batch.spec.n_embd);
+        for (first, span) in batch.spans.iter().flat_map(|spans| spans.iter()) {
+            if let Some(rows) = span.additions.get(layer) {
+                let rows = self.upload_rows(first, rows, n_embd)?;
+                let out = x.skip(first * n_embd).ptr();
+                self.norm(NormArgs { out, accumulate: 1, ..norm_args(None, rows, n_embd) }, rows.len() / n_embd)?;
+            }
+        }
+        Ok(())
     }
 
     /// Launches `y = scale * table[id]` for each token, `[n_tokens, table.n_in]`.
@@ -89,6 +117,7 @@ impl ModelRunner {
             table: table.args(0),
             positions: MatrixArgs::zeroed(),
             types: DevicePtr::NULL,
+            rows: DevicePtr::NULL,
             tokens: self.buffers.tokens.ptr(),
             x: y.ptr(),
             scale,

@@ -214,7 +214,14 @@ fn embeddings_of_every_tensor_type() {
         let type_buffer = gpu.upload("types", &types).unwrap();
         for n_tokens in [1, 13] {
             let with_positions = n_tokens > 1;
-            let token = |i: u32| TokenArgs { id: (i * 7 + 36) % 37, seq: 0, pos: (i + 5) % 18, last: 0 };
+            let token = |i: u32| TokenArgs {
+                id: (i * 7 + 36) % 37,
+                seq: 0,
+                pos: 100 + i,
+                last: 0,
+                position: (i + 5) % 18,
+                rope_row: 0,
+            };
             let tokens: Vec<_> = (0..n_tokens as u32).map(token).collect();
             let token_buffer = gpu.upload("tokens", &tokens).unwrap();
             let out = poisoned(&gpu, n_tokens * n_embd);
@@ -222,6 +229,7 @@ fn embeddings_of_every_tensor_type() {
                 table: on_device.args(0),
                 positions: if with_positions { positions_on_device.args(0) } else { MatrixArgs::zeroed() },
                 types: if with_positions { type_buffer.ptr() } else { DevicePtr::NULL },
+                rows: DevicePtr::NULL,
                 tokens: token_buffer.ptr(),
                 x: out.ptr(),
                 scale: 3.5,
@@ -234,12 +242,21 @@ fn embeddings_of_every_tensor_type() {
                 for k in 0..n_embd {
                     let mut value = 3.5 * f64::from(table[token.id as usize * n_embd + k]);
                     if with_positions {
-                        value += f64::from(types[k]) + f64::from(positions[token.pos as usize * n_embd + k]);
+                        value += f64::from(types[k]) + f64::from(positions[token.position as usize * n_embd + k]);
                     }
                     expected.push(Expected { value, error: 4e-6 });
                 }
             }
             assert_close(&read(&gpu, &out, n_tokens * n_embd), &expected, n_embd, &format!("{ty}, {n_tokens} tokens"));
+            // Rows in the place of those of the table, without the factor.
+            let rows = random(23, n_tokens * n_embd);
+            let row_buffer = gpu.upload("rows", &rows).unwrap();
+            launch(&gpu, kernel, grid, &EmbeddingArgs { rows: row_buffer.ptr(), ..args });
+            for (i, expected) in expected.iter_mut().enumerate() {
+                let (token, k) = (tokens[i / n_embd], i % n_embd);
+                expected.value += f64::from(rows[i]) - 3.5 * f64::from(table[token.id as usize * n_embd + k]);
+            }
+            assert_close(&read(&gpu, &out, n_tokens * n_embd), &expected, n_embd, &format!("{ty}, {n_tokens} rows"));
         }
     }
 }
@@ -288,8 +305,9 @@ fn argmax() {
                     random(40 + row as u64, n_vocab).into_iter().enumerate().map(move |(i, v)| kind(i, v))
                 })
                 .collect();
-            let tokens: Vec<_> =
-                (0..n_rows as u32).map(|i| TokenArgs { id: 5, seq: i, pos: 10 + i, last: 3 }).collect();
+            let tokens: Vec<_> = (0..n_rows as u32)
+                .map(|i| TokenArgs { id: 5, seq: i, pos: 10 + i, last: 3, position: 7 + i, rope_row: 20 + i })
+                .collect();
             let (logit_buffer, token_buffer) =
                 (gpu.upload("logits", &logits).unwrap(), gpu.upload("tokens", &tokens).unwrap());
             let zeros = |bytes: usize| gpu.zeros("argmax", bytes as u64).unwrap();
@@ -323,7 +341,9 @@ fn argmax() {
                     assert_eq!(found, (number as u64) << 32 | u64::from(id), "{what}: row {row}");
                 }
                 let token = tokens[row];
-                let advanced = if advance { TokenArgs { id, pos: token.pos + 2, ..token } } else { token };
+                let TokenArgs { seq, pos, last, position, rope_row, .. } = token;
+                let next = TokenArgs { id, seq, pos: pos + 2, last, position: position + 2, rope_row: rope_row + 2 };
+                let advanced = if advance { next } else { token };
                 assert_eq!(after[row], advanced, "{what}: row {row}");
             }
             assert_eq!(read::<u32>(gpu, &numbers, n_rows), vec![2; n_rows], "{what}");

@@ -130,7 +130,8 @@ fn check(gpu: &Arc<CudaDevice>, shape: Shape, inputs: Inputs) {
     for token in 0..n {
         let pos = setup.tokens[token].pos as usize;
         let row = part(&setup, token, 0, shape.k_at());
-        let grown = f64::from(inputs.growth) * (1.0 + ((pos + GROWTH.1) / GROWTH.0) as f64).ln();
+        let grown = f64::from(inputs.growth)
+            * (1.0 + ((setup.tokens[token].position as usize + GROWTH.1) / GROWTH.0) as f64).ln();
         for head in 0..n_head {
             let query = made(&setup, 0, &setup.raw_query(token, head), &row, head, pos);
             expected.extend(query.iter().map(|v| {

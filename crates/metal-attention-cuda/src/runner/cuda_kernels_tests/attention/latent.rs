@@ -65,10 +65,20 @@ impl Cache {
                 to.zip(row).for_each(|(to, v)| *to = if latent.f16 { f16::from_f32(*v).to_f32() } else { *v });
             }
         }
-        let token = |seq, pos| TokenArgs { id: 0, seq, pos, last: 0 };
+        // The runs of even sequences are spans that are seen whole.
+        let token = |seq: u32, pos: u32, end: u32| TokenArgs {
+            id: 0,
+            seq,
+            pos,
+            last: if seq.is_multiple_of(2) { end } else { 0 },
+            position: pos + 3,
+            rope_row: (MAX_PAGES * PAGE - 1) as u32 - pos,
+        };
         let tokens: Vec<_> = RUNS
             .iter()
-            .flat_map(|&(seq, first, n)| (first..first + n).map(move |pos| token(seq as u32, pos as u32)))
+            .flat_map(|&(seq, first, n)| {
+                (first..first + n).map(move |pos| token(seq as u32, pos as u32, (first + n - 1) as u32))
+            })
             .collect();
         let buffer = if latent.f16 {
             let halves: Vec<u16> = elements.iter().map(|v| f16::from_f32(*v).to_bits()).collect();
@@ -150,11 +160,11 @@ fn check_inputs(gpu: &Arc<CudaDevice>, latent: Latent, rotation: u32, (growth, l
     let kernel = kernels::LATENT_INPUTS[usize::from(!latent.f16)];
     launch(gpu, kernel, grid, &args);
 
-    let rotated = |v: &[f64], pos: usize| {
+    let rotated = |v: &[f64], rope_row: usize| {
         let mut v = v.to_vec();
         for i in 0..if rotation == 0 { 0 } else { half } {
             let (a, b) = if rotation == 2 { (i, i + half) } else { (2 * i, 2 * i + 1) };
-            let [cos, sin] = [0, 1].map(|part| f64::from(rope[2 * (pos * half + i) + part]));
+            let [cos, sin] = [0, 1].map(|part| f64::from(rope[2 * (rope_row * half + i) + part]));
             (v[a], v[b]) = (v[a] * cos - v[b] * sin, v[a] * sin + v[b] * cos);
         }
         v
@@ -163,21 +173,21 @@ fn check_inputs(gpu: &Arc<CudaDevice>, latent: Latent, rotation: u32, (growth, l
     let mut others = got.clone();
     let mut expected = Vec::new();
     for (i, token) in cache.tokens.iter().enumerate() {
-        let (pos, at) = (token.pos as usize, cache.row_at(token.seq, token.pos as usize));
+        let (rope_row, at) = (token.rope_row as usize, cache.row_at(token.seq, token.pos as usize));
         let row = to_f64(&kv[i * key_dim..][..key_dim]);
         let square = row[..rank].iter().map(|v| v * v).sum::<f64>() / rank as f64;
         let factor = 1.0 / (square + f64::from(EPS)).sqrt();
         let mut twin: Vec<f64> = row[..rank].iter().zip(&norm).map(|(v, w)| v * factor * f64::from(*w)).collect();
-        twin.extend(rotated(&row[rank..], pos));
+        twin.extend(rotated(&row[rank..], rope_row));
         // Half a unit in the last place of F16, and a few of F32.
         let of = if latent.f16 { 1.0 / 2048.0 } else { 0.0 };
         let twin: Vec<_> = twin.iter().map(|v| Expected { value: *v, error: of * v.abs() + 1e-6 }).collect();
         assert_close(&got[at..][..key_dim], &twin, key_dim, &format!("{what}: the compressed row of token {i}"));
         others[at..][..key_dim].copy_from_slice(&cache.elements[at..][..key_dim]);
-        let grown = scale * (1.0 + growth * (1.0 + ((pos + offset) / length) as f32).ln());
+        let grown = scale * (1.0 + growth * (1.0 + ((token.position as usize + offset) / length) as f32).ln());
         for head in i * n_head..(i + 1) * n_head {
             let mut query = to_f64(&expanded[head * key_dim..][..rank]);
-            query.extend(rotated(&to_f64(&q[head * head_dim + n_nope..][..n_shared]), pos));
+            query.extend(rotated(&to_f64(&q[head * head_dim + n_nope..][..n_shared]), rope_row));
             expected.extend(query.iter().map(|v| Expected { value: v * f64::from(grown), error: 6e-7 }));
         }
     }
@@ -243,7 +253,7 @@ fn check_attention(gpu: &Arc<CudaDevice>, latent: Latent, n_splits: usize) {
     let mut expected = Vec::new();
     for (i, token) in cache.tokens.iter().enumerate() {
         let row = |pos: usize| to_f64(&cache.elements[cache.row_at(token.seq, pos)..][..key_dim]);
-        let rows: Vec<Vec<f64>> = (0..=token.pos as usize).map(row).collect();
+        let rows: Vec<Vec<f64>> = (0..=token.pos.max(token.last) as usize).map(row).collect();
         for head in i * n_head..(i + 1) * n_head {
             let q = to_f64(&queries[head * key_dim..][..key_dim]);
             let scores: Vec<f64> = rows.iter().map(|row| row.iter().zip(&q).map(|(k, q)| k * q).sum()).collect();

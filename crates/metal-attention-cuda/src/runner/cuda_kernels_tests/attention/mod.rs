@@ -91,6 +91,8 @@ struct Shape {
     gate: Gate,
     mask: u32,
     reach: usize,
+    /// Whether each run is a span that is seen whole.
+    whole: bool,
     f16: bool,
 }
 
@@ -110,6 +112,7 @@ fn shape(n_head: usize, n_head_kv: usize, dim: usize) -> Shape {
         gate: Gate::None,
         mask: CAUSAL,
         reach: 0,
+        whole: false,
         f16: true,
     }
 }
@@ -140,13 +143,13 @@ impl Shape {
         1.0 / (self.dim as f32).sqrt()
     }
 
-    /// The positions that a token at `pos` sees. `last`: the last position of its sequence in the batch.
+    /// The slots that a token in slot `pos` sees. `last`: [`TokenArgs::last`].
     fn seen(&self, pos: usize, last: usize) -> std::ops::Range<usize> {
         let (next, end) = (pos + 1, last + 1);
         match self.mask {
-            CAUSAL => 0..next,
-            WINDOW => next.saturating_sub(self.reach)..next,
-            CHUNK => pos / self.reach * self.reach..next,
+            CAUSAL => 0..next.max(end),
+            WINDOW => next.saturating_sub(self.reach)..next.max(end),
+            CHUNK => pos / self.reach * self.reach..next.max(end),
             FULL => 0..end,
             NEAR => pos.saturating_sub(self.reach)..end.min(next + self.reach),
             other => panic!("mask {other}"),
@@ -218,9 +221,16 @@ impl Setup {
         let tokens: Vec<_> = runs
             .iter()
             .flat_map(|&(seq, pos, n)| {
-                let args = move |pos| TokenArgs { id: 0, seq: seq as u32, pos, last: 0 };
-                let last = (pos + n - 1) as u32;
-                (pos as u32..=last).map(move |pos| TokenArgs { last, ..args(pos) })
+                let end = (pos + n - 1) as u32;
+                let looks_ahead = shape.whole || [FULL, NEAR].contains(&shape.mask);
+                (pos as u32..=end).map(move |pos| TokenArgs {
+                    id: 0,
+                    seq: seq as u32,
+                    pos,
+                    last: if looks_ahead { end } else { pos },
+                    position: pos + 3,
+                    rope_row: (max_pages * PAGE - 1) as u32 - pos,
+                })
             })
             .collect();
         let weights = |seed: u64, n: usize| random(seed, n).iter().map(|v| 1.0 + v / 2.0).collect::<Vec<_>>();
@@ -369,13 +379,14 @@ impl Setup {
         v.iter().map(|v| v * f64::from(scale)).collect()
     }
 
-    /// Rotates a head at position `pos`.
+    /// Rotates a head of a token in slot `pos`, whose row of the table is counted from the end.
     fn rotate(&self, v: &mut [f64], pos: usize) {
+        let rope_row = self.max_pages * PAGE - 1 - pos;
         let Shape { rotation, n_rot, .. } = self.shape;
         let half = n_rot / 2;
         for i in 0..if rotation == 0 { 0 } else { half } {
             let (a, b) = if rotation == 2 { (i, i + half) } else { (2 * i, 2 * i + 1) };
-            let [cos, sin] = [0, 1].map(|part| f64::from(self.rope[2 * (pos * half + i) + part]));
+            let [cos, sin] = [0, 1].map(|part| f64::from(self.rope[2 * (rope_row * half + i) + part]));
             (v[a], v[b]) = (v[a] * cos - v[b] * sin, v[a] * sin + v[b] * cos);
         }
     }

@@ -65,8 +65,8 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     let mut token = 0;
     for &(seq, pos, n) in runs {
         for first in (0..n).step_by(64) {
-            let (n_tile, last) = ((n - first).min(64), pos + n - 1);
-            let [n, seq, pos, last] = [n_tile, seq, pos + first, last].map(|v| v as u32);
+            let [n, seq, pos] = [(n - first).min(64), seq, pos + first].map(|v| v as u32);
+            let last = setup.tokens[token as usize].last;
             tiles.push(QueryTileArgs { token, n, seq, pos, last });
             token += n;
         }
@@ -132,6 +132,10 @@ fn prefill_attention_with_masks_caps_sinks_and_gates() {
         Shape { mask: FULL, ..plain },
         Shape { mask: NEAR, reach: 9, ..plain },
         Shape { mask: NEAR, reach: 70, ..plain },
+        Shape { whole: true, ..plain },
+        Shape { whole: true, mask: WINDOW, reach: 17, ..plain },
+        Shape { whole: true, mask: WINDOW, reach: 70, sinks: true, ..plain },
+        Shape { whole: true, mask: CHUNK, reach: 50, ..plain },
     ]
     .into_iter()
     .enumerate()
@@ -214,6 +218,9 @@ fn general_attention() {
         Shape { mask: FULL, ..plain },
         Shape { mask: NEAR, reach: 1, ..plain },
         Shape { mask: NEAR, reach: 140, ..plain },
+        Shape { whole: true, ..plain },
+        Shape { whole: true, mask: WINDOW, reach: 17, ..plain },
+        Shape { whole: true, mask: CHUNK, reach: 50, ..plain },
     ]
     .into_iter()
     .enumerate()

@@ -1,0 +1,177 @@
+//! The inputs of a step as kernels read them: tokens, query tiles, and the spans of embedding rows among them.
+//!
+//! All uploads are in the order of the stream: kernels that are launched next read them, kernels in flight still read the old
+//! ones.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use metal_attention_model::{BatchToken, LastSeen, Step, StepInputs, StepSpan};
+
+use crate::CudaError;
+use crate::args::{QueryTileArgs, TokenArgs};
+use crate::device::{CudaBuffer, CudaDevice};
+use crate::executor::CudaExecutor;
+use crate::slice::DevicePtr;
+
+/// Most tokens of a query tile: the queries of one sequence that a block of `prefill_attention.cu` processes.
+const QUERY_TILE_TOKENS: usize = 64;
+
+/// The spans of embedding rows of a step, and the tokens of layers that differ in what inputs see.
+pub(crate) struct SpanInputs {
+    /// The spans.
+    inputs: Arc<StepInputs>,
+    /// The index of the first input of each span in the micro-batch.
+    first: Vec<usize>,
+    /// The tokens of each list of last slots; `None`: all layers have the list that was uploaded for the micro-batch.
+    lists: Option<TokenLists>,
+}
+
+/// The tokens and query tiles of a micro-batch, once for each list of [`LastSeen`].
+struct TokenLists {
+    seen: LastSeen,
+    /// `[n_lists, n_tokens]`.
+    tokens: CudaBuffer,
+    n_tokens: usize,
+    /// The tiles of all lists.
+    tiles: CudaBuffer,
+    /// The tiles of each list.
+    tiles_of_list: Vec<Range<usize>>,
+}
+
+impl SpanInputs {
+    /// The spans, each with the index of its first input in the micro-batch.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &StepSpan)> {
+        self.first.iter().copied().zip(&self.inputs.spans)
+    }
+
+    /// The tokens that layer `layer` reads, if they are not those of the micro-batch.
+    pub(crate) fn tokens(&self, layer: usize) -> Option<DevicePtr<TokenArgs>> {
+        let lists = self.lists.as_ref()?;
+        Some(lists.tokens.slice().skip(lists.seen.list_of(layer) * lists.n_tokens).ptr())
+    }
+
+    /// The query tiles that layer `layer` reads, if they are not those of the micro-batch, and their number.
+    pub(crate) fn query_tiles(&self, layer: usize) -> Option<(DevicePtr<QueryTileArgs>, usize)> {
+        let lists = self.lists.as_ref()?;
+        let tiles = &lists.tiles_of_list[lists.seen.list_of(layer)];
+        Some((lists.tiles.slice().skip(tiles.start).ptr(), tiles.len()))
+    }
+}
+
+impl CudaExecutor {
+    /// Uploads the tokens of a step and the rows of its output tokens. Returns the lists of last slots and the tokens of each,
+    /// `[n_lists][n_tokens]`; those of the first list are the ones that were uploaded.
+    pub(crate) fn upload_tokens(&self, step: &Step) -> Result<(LastSeen, Vec<Vec<TokenArgs>>), CudaError> {
+        let positions: Vec<_> = step.tokens.iter().map(|token| step.position(token)).collect();
+        let ropes = &self.runner.weights.ropes;
+        ropes.write_rows(&positions)?;
+        let seen = step.last_seen(&self.spec);
+        let list = |lasts: &Vec<u32>| {
+            let inputs = step.tokens.iter().zip(&positions).zip(lasts).enumerate();
+            let token = inputs.map(|(i, ((token, &position), &last))| TokenArgs {
+                id: token.id,
+                seq: token.seq as u32,
+                pos: token.pos as u32,
+                last,
+                position: position.0[0],
+                rope_row: ropes.row(i, position),
+            });
+            token.collect::<Vec<_>>()
+        };
+        let lists: Vec<_> = seen.lists.iter().map(list).collect();
+        let outputs = step.tokens.iter().enumerate().filter(|(_, token)| token.output).map(|(i, _)| i as u32);
+        let outputs: Vec<u32> = outputs.collect();
+        self.runner.buffers.tokens.write(0, bytemuck::cast_slice(&lists[0]))?;
+        self.runner.buffers.output_rows.write(0, bytemuck::cast_slice(&outputs))?;
+        Ok((seen, lists))
+    }
+
+    /// Uploads the query tiles of `tokens` for prefill attention. Returns their number.
+    pub(crate) fn upload_query_tiles(&self, tokens: &[TokenArgs]) -> Result<usize, CudaError> {
+        let tiles = query_tiles(tokens);
+        self.runner.buffers.query_tiles.write(0, bytemuck::cast_slice(&tiles))?;
+        Ok(tiles.len())
+    }
+
+    /// The spans of a step, with what [`upload_tokens`](Self::upload_tokens) has returned; `None` in a step of token ids alone whose
+    /// layers have one list.
+    pub(crate) fn upload_spans(
+        &self,
+        step: &Step,
+        (seen, lists): (LastSeen, Vec<Vec<TokenArgs>>),
+    ) -> Result<Option<SpanInputs>, CudaError> {
+        if step.inputs.is_none() && lists.len() == 1 {
+            return Ok(None);
+        }
+        let inputs = step.inputs.clone().unwrap_or_default();
+        let first_of = |span: &StepSpan| {
+            let is_first = |token: &BatchToken| token.seq == span.seq && token.pos == span.slots.start;
+            step.tokens.iter().position(is_first).unwrap_or(0)
+        };
+        let first = inputs.spans.iter().map(first_of).collect();
+        let lists = if lists.len() > 1 { Some(TokenLists::new(&self.runner.gpu, seen, &lists)?) } else { None };
+        Ok(Some(SpanInputs { inputs, first, lists }))
+    }
+}
+
+impl TokenLists {
+    /// Uploads the lists, in buffers of their own, as steps with several are rare.
+    fn new(gpu: &Arc<CudaDevice>, seen: LastSeen, lists: &[Vec<TokenArgs>]) -> Result<Self, CudaError> {
+        let (mut tiles, mut tiles_of_list) = (Vec::new(), Vec::new());
+        for tokens in lists {
+            let start = tiles.len();
+            tiles.extend(query_tiles(tokens));
+            tiles_of_list.push(start..tiles.len());
+        }
+        let n_tokens = lists[0].len();
+        let tokens = gpu.upload("the tokens of a step", &lists.concat())?;
+        Ok(Self { seen, tokens, n_tokens, tiles: gpu.upload("the query tiles of a step", &tiles)?, tiles_of_list })
+    }
+}
+
+/// Cuts the runs of a micro-batch into query tiles, each of up to [`QUERY_TILE_TOKENS`] tokens. A sequence may have several runs,
+/// with tokens of other sequences in between.
+fn query_tiles(tokens: &[TokenArgs]) -> Vec<QueryTileArgs> {
+    // The slot up to which a token that sees later ones does so; the last of them has the same. `None`: up to its own slot.
+    let mut ends: Vec<Option<u32>> = Vec::with_capacity(tokens.len());
+    for (i, token) in tokens.iter().enumerate() {
+        let of_previous = i.checked_sub(1).filter(|&j| tokens[j].seq == token.seq).and_then(|j| ends[j]);
+        ends.push(if token.last > token.pos { Some(token.last) } else { of_previous.filter(|&end| end == token.pos) });
+    }
+    let inputs: Vec<_> = tokens.iter().zip(ends).enumerate().collect();
+    let runs =
+        inputs.chunk_by(|(_, (a, end)), (_, (b, end_of_b))| a.seq == b.seq && a.pos + 1 == b.pos && end == end_of_b);
+    let tiles = runs.flat_map(|run| run.chunks(QUERY_TILE_TOKENS)).map(|tile| {
+        let (first, (TokenArgs { seq, pos, .. }, end)) = tile[0];
+        let last = end.unwrap_or(*pos);
+        QueryTileArgs { token: first as u32, n: tile.len() as u32, seq: *seq, pos: *pos, last }
+    });
+    tiles.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_end_with_their_sequence_with_64_tokens_and_where_a_span_begins_or_ends() {
+        let tokens = |seq, pos: Range<u32>, last: Option<u32>| {
+            let token = move |pos| TokenArgs { id: 0, seq, pos, last: last.unwrap_or(pos), position: 0, rope_row: 0 };
+            pos.map(token).collect::<Vec<_>>()
+        };
+        let tiles = |tokens: &[Vec<TokenArgs>]| {
+            query_tiles(&tokens.concat()).iter().map(|t| [t.token, t.n, t.seq, t.pos, t.last]).collect::<Vec<_>>()
+        };
+        let text = [tokens(0, 5..75, None), tokens(1, 0..3, None), tokens(0, 75..76, None)];
+        assert_eq!(tiles(&text), [[0, 64, 0, 5, 5], [64, 6, 0, 69, 69], [70, 3, 1, 0, 0], [73, 1, 0, 75, 75]]);
+        // A span in slots 3 to 69 that is seen whole, another one directly behind it, and text.
+        let spans =
+            [tokens(0, 0..3, None), tokens(0, 3..70, Some(69)), tokens(0, 70..72, Some(71)), tokens(0, 72..74, None)];
+        let want = [[0, 3, 0, 0, 0], [3, 64, 0, 3, 69], [67, 3, 0, 67, 69], [70, 2, 0, 70, 71], [72, 2, 0, 72, 72]];
+        assert_eq!(tiles(&spans), want);
+        // Sequences that masks without order see whole.
+        let whole = [tokens(0, 0..65, Some(64)), tokens(1, 0..2, Some(1))];
+        assert_eq!(tiles(&whole), [[0, 64, 0, 0, 64], [64, 1, 0, 64, 64], [65, 2, 1, 0, 1]]);
+    }
+}
