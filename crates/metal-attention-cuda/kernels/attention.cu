@@ -96,7 +96,7 @@ template <> __device__ __forceinline__ void load_four<float>(float (&v)[4], cons
 __device__ __forceinline__ float2 load_two(const half* p) { return __half22float2(*(const half2*)p); }
 __device__ __forceinline__ float2 load_two(const float* p) { return *(const float2*)p; }
 
-// The first slot that a token sees, and the pages of a split of those up to `last`.
+// The first index of the sequence that a token sees, and the pages of a split of those up to `last`.
 struct SplitRange {
     u32 begin, first_page, end_page, n_splits; // n_splits: those that have pages
 };
@@ -220,7 +220,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     // own.
     if (APPENDED) wait_for_input();
     const Token info = a.tokens[token];
-    const u32 last = APPENDED ? max(info.pos, info.last) : info.pos; // the last slot that the token sees
+    const u32 last = APPENDED ? max(info.pos, info.last) : info.pos; // the last index that the token sees
     const SplitRange range = split_range<1>(a, info.pos, last, split);
     const u32 begin = range.begin, n_splits = range.n_splits;
     if (split >= n_splits) return;

@@ -25,7 +25,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
     // own.
     if (APPENDED) wait_for_input();
     const Token info = a.tokens[token];
-    const u32 last = APPENDED ? max(info.pos, info.last) : info.pos; // the last slot that the token sees
+    const u32 last = APPENDED ? max(info.pos, info.last) : info.pos; // the last index that the token sees
     const SplitRange range = split_range<2>(a, info.pos, last, split);
     if (split >= range.n_splits) return;
     const bool has_new = !APPENDED && split == range.n_splits - 1;

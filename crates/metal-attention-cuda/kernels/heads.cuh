@@ -82,9 +82,9 @@ __device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const 
 // A token of a batch, or a row of embeddings in its place.
 struct Token {
     u32 id, seq;  // its id in the vocabulary, the index of its sequence
-    u32 pos;      // its slot: its index in the sequence, by which it is cached and masks are applied
-    u32 last;     // the last slot that it sees under masks that look ahead, and in a span that the layer sees whole; otherwise at most `pos`
-    u32 position; // its position, which equals the slot before the first span of rows: for learned positions and temperatures
+    u32 pos;      // its index in the sequence, by which it is cached and masks are applied
+    u32 last;     // the last index that it sees under masks that look ahead and in bidirectional spans; otherwise at most `pos`
+    u32 position; // its position, which equals the index before the first span of rows: for learned positions and temperatures
     u32 rope_row; // the row of the RoPE table for its position
 };
 ASSERT_LAYOUT(Token);

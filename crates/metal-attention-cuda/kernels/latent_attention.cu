@@ -109,7 +109,7 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
     for (u32 i = lane; i < n_vectors * VECTOR; i += 32) q[i] = in_range && i < key_dim ? a.queries[row * key_dim + i] : 0.0f;
 
     const u32 last = max(token.pos, token.last);
-    const u32 n_blocks = (last + POSITIONS) / POSITIONS; // of slots 0..=last
+    const u32 n_blocks = (last + POSITIONS) / POSITIONS; // of indices 0..=last
     const u32 blocks_per_split = (n_blocks + a.n_splits - 1) / a.n_splits;
     const u32 first = blockIdx.y * blocks_per_split, end = min(first + blocks_per_split, n_blocks);
     float max_score = -INFINITY, sum = 0.0f;

@@ -5,8 +5,8 @@
 // Mirrored by `mask_code` of src/parts/attention.rs.
 enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2, FULL = 3, NEAR = 4 };
 
-// The first slot that a token in slot `pos` sees, and the slot after the last one. `reach`: slots of the window or chunk; `last`: `Token::last`. A causal
-// mask ends at the token's own slot, or at `last` where that is later: in a layer that sees a span whole, its tokens see up to its end.
+// The first index that a token at index `pos` of its sequence sees, and the index after the last one. `reach`: the length of the window or chunk;
+// `last`: `Token::last`. A causal mask ends at the token itself, or at `last` where that is later, as in a bidirectional span.
 __device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
     if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
     if (mask == CHUNK) return pos / reach * reach;

@@ -4,9 +4,9 @@
 #include "heads.cuh"
 #include "masks.cuh"
 
-// Tokens in consecutive slots of one sequence, which are consecutive in the micro-batch, too, and have the same `Token::last` beyond their own slots.
+// Consecutive tokens of one sequence, which are consecutive in the micro-batch, too. Either none sees later tokens, or all have the same `Token::last`.
 struct QueryTile {
-    u32 token, n, seq, pos; // index of the first token, tokens, sequence, first slot
+    u32 token, n, seq, pos; // the first token in the micro-batch, tokens, sequence, the first token's index in it
     u32 last;               // `Token::last` of all; under a causal mask at most `pos` where they see no later tokens
 };
 ASSERT_LAYOUT(QueryTile);

@@ -1,6 +1,6 @@
 //! [`CudaExecutor`]: evaluates the steps of a session on one NVIDIA GPU.
 //!
-//! Input: a step, that is, tokens ([`BatchToken`](metal_attention_model::BatchToken): id, sequence, slot, whether it is an
+//! Input: a step, that is, tokens ([`BatchToken`](metal_attention_model::BatchToken): id, sequence, index, whether it is an
 //! output token) with the page table, and spans of embedding rows in the place of some tokens. Output, for each output token: logits, the highest logits, the id of the highest, or the hidden vector. Side
 //! effect: the KV cache and the recurrent states hold the step's tokens afterwards.
 //!

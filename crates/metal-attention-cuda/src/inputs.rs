@@ -23,7 +23,7 @@ pub(crate) struct SpanInputs {
     inputs: Arc<StepInputs>,
     /// The index of the first input of each span in the micro-batch.
     first: Vec<usize>,
-    /// The tokens of each list of last slots; `None`: all layers have the list that was uploaded for the micro-batch.
+    /// The tokens of each list of last indices; `None`: all layers have the list that was uploaded for the micro-batch.
     lists: Option<TokenLists>,
 }
 
@@ -60,7 +60,7 @@ impl SpanInputs {
 }
 
 impl CudaExecutor {
-    /// Uploads the tokens of a step and the rows of its output tokens. Returns the lists of last slots and the tokens of each,
+    /// Uploads the tokens of a step and the rows of its output tokens. Returns the lists of last indices and the tokens of each,
     /// `[n_lists][n_tokens]`; those of the first list are the ones that were uploaded.
     pub(crate) fn upload_tokens(&self, step: &Step) -> Result<(LastSeen, Vec<Vec<TokenArgs>>), CudaError> {
         let positions: Vec<_> = step.tokens.iter().map(|token| step.position(token)).collect();
@@ -106,7 +106,7 @@ impl CudaExecutor {
         }
         let inputs = step.inputs.clone().unwrap_or_default();
         let first_of = |span: &StepSpan| {
-            let is_first = |token: &BatchToken| token.seq == span.seq && token.pos == span.slots.start;
+            let is_first = |token: &BatchToken| token.seq == span.seq && token.pos == span.indices.start;
             step.tokens.iter().position(is_first).unwrap_or(0)
         };
         let first = inputs.spans.iter().map(first_of).collect();
@@ -133,7 +133,7 @@ impl TokenLists {
 /// Cuts the runs of a micro-batch into query tiles, each of up to [`QUERY_TILE_TOKENS`] tokens. A sequence may have several runs,
 /// with tokens of other sequences in between.
 fn query_tiles(tokens: &[TokenArgs]) -> Vec<QueryTileArgs> {
-    // The slot up to which a token that sees later ones does so; the last of them has the same. `None`: up to its own slot.
+    // The index up to which a token sees, if it or the token before it sees later ones; `None`: up to its own.
     let mut ends: Vec<Option<u32>> = Vec::with_capacity(tokens.len());
     for (i, token) in tokens.iter().enumerate() {
         let of_previous = i.checked_sub(1).filter(|&j| tokens[j].seq == token.seq).and_then(|j| ends[j]);
@@ -165,12 +165,12 @@ mod tests {
         };
         let text = [tokens(0, 5..75, None), tokens(1, 0..3, None), tokens(0, 75..76, None)];
         assert_eq!(tiles(&text), [[0, 64, 0, 5, 5], [64, 6, 0, 69, 69], [70, 3, 1, 0, 0], [73, 1, 0, 75, 75]]);
-        // A span in slots 3 to 69 that is seen whole, another one directly behind it, and text.
+        // A bidirectional span at 3 to 69, another one directly behind it, and text.
         let spans =
             [tokens(0, 0..3, None), tokens(0, 3..70, Some(69)), tokens(0, 70..72, Some(71)), tokens(0, 72..74, None)];
         let want = [[0, 3, 0, 0, 0], [3, 64, 0, 3, 69], [67, 3, 0, 67, 69], [70, 2, 0, 70, 71], [72, 2, 0, 72, 72]];
         assert_eq!(tiles(&spans), want);
-        // Sequences that masks without order see whole.
+        // Sequences under a mask that is not causal.
         let whole = [tokens(0, 0..65, Some(64)), tokens(1, 0..2, Some(1))];
         assert_eq!(tiles(&whole), [[0, 64, 0, 0, 64], [64, 1, 0, 64, 64], [65, 2, 1, 0, 1]]);
     }

@@ -14,9 +14,9 @@ kernel_args! {
         pub(crate) id: u32,
         /// The index of its sequence.
         pub(crate) seq: u32,
-        /// Its slot.
+        /// Its index in the sequence.
         pub(crate) pos: u32,
-        /// The last slot that it sees ([`LastSeen`](metal_attention_model::LastSeen)); at most `pos` where it sees no later ones.
+        /// The last index that it sees ([`LastSeen`](metal_attention_model::LastSeen)); at most `pos` where it sees no later ones.
         pub(crate) last: u32,
         /// The first component of its position.
         pub(crate) position: u32,
@@ -24,8 +24,8 @@ kernel_args! {
         pub(crate) rope_row: u32,
     }
 
-    /// Up to 64 tokens in consecutive slots of one sequence that see up to the same slot beyond their own: `QueryTile` of
-    /// `prefill_attention.cu`.
+    /// Up to 64 consecutive tokens of one sequence, of which either none sees later ones, or all see up to the same: `QueryTile`
+    /// of `prefill_attention.cu`.
     #[derive(PartialEq, Eq)]
     pub(crate) struct QueryTileArgs = "QueryTile" in "prefill_attention.cu" {
         /// The index of the first token in the micro-batch.
@@ -34,7 +34,7 @@ kernel_args! {
         pub(crate) n: u32,
         /// The index of the sequence.
         pub(crate) seq: u32,
-        /// The slot of the first token.
+        /// The index of the first token in its sequence.
         pub(crate) pos: u32,
         /// `TokenArgs::last` of all, or at most `pos` where they see no later tokens.
         pub(crate) last: u32,

@@ -91,7 +91,7 @@ impl ModelRunner {
     pub(crate) fn add_deepstack_rows(&mut self, batch: MicroBatch<'_>, layer: usize) -> Result<(), CudaError> {
         let (x, n_embd) = (self.buffers.x.slice::<f32>(), batch.spec.n_embd);
         for (first, span) in batch.spans.iter().flat_map(|spans| spans.iter()) {
-            if let Some(rows) = span.additions.get(layer) {
+            if let Some(rows) = span.deepstack.get(layer) {
                 let rows = self.upload_rows(first, rows, n_embd)?;
                 let out = x.skip(first * n_embd).ptr();
                 self.norm(NormArgs { out, accumulate: 1, ..norm_args(None, rows, n_embd) }, rows.len() / n_embd)?;

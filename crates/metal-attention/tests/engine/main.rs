@@ -15,6 +15,7 @@ mod rwkv;
 mod scheduler;
 mod session_file;
 mod snapshots;
+mod spans;
 mod toys;
 mod wgpu;
 mod windows;

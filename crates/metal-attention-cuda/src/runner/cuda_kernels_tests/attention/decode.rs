@@ -142,9 +142,9 @@ fn decode_attention_with_norms_ropes_masks_and_gates() {
 }
 
 #[test]
-fn decode_attention_in_spans_that_are_seen_whole() {
+fn decode_attention_in_bidirectional_spans() {
     let Some(gpu) = device() else { return };
-    let plain = Shape { whole: true, ..shape(4, 2, 64) };
+    let plain = Shape { bidirectional: true, ..shape(4, 2, 64) };
     let runs = &[(1, 60, 9), (0, 0, 3), (2, 127, 1)];
     for shape in
         [plain, Shape { mask: WINDOW, reach: 5, sinks: true, ..plain }, Shape { mask: CHUNK, reach: 64, ..plain }]

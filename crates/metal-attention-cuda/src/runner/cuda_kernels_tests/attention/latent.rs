@@ -65,7 +65,7 @@ impl Cache {
                 to.zip(row).for_each(|(to, v)| *to = if latent.f16 { f16::from_f32(*v).to_f32() } else { *v });
             }
         }
-        // The runs of even sequences are spans that are seen whole.
+        // The runs of even sequences are bidirectional spans.
         let token = |seq: u32, pos: u32, end: u32| TokenArgs {
             id: 0,
             seq,

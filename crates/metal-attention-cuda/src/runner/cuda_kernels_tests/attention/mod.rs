@@ -91,8 +91,8 @@ struct Shape {
     gate: Gate,
     mask: u32,
     reach: usize,
-    /// Whether each run is a span that is seen whole.
-    whole: bool,
+    /// Whether each run is a bidirectional span.
+    bidirectional: bool,
     f16: bool,
 }
 
@@ -112,7 +112,7 @@ fn shape(n_head: usize, n_head_kv: usize, dim: usize) -> Shape {
         gate: Gate::None,
         mask: CAUSAL,
         reach: 0,
-        whole: false,
+        bidirectional: false,
         f16: true,
     }
 }
@@ -143,7 +143,7 @@ impl Shape {
         1.0 / (self.dim as f32).sqrt()
     }
 
-    /// The slots that a token in slot `pos` sees. `last`: [`TokenArgs::last`].
+    /// The indices that a token at `pos` sees. `last`: [`TokenArgs::last`].
     fn seen(&self, pos: usize, last: usize) -> std::ops::Range<usize> {
         let (next, end) = (pos + 1, last + 1);
         match self.mask {
@@ -222,7 +222,7 @@ impl Setup {
             .iter()
             .flat_map(|&(seq, pos, n)| {
                 let end = (pos + n - 1) as u32;
-                let looks_ahead = shape.whole || [FULL, NEAR].contains(&shape.mask);
+                let looks_ahead = shape.bidirectional || [FULL, NEAR].contains(&shape.mask);
                 (pos as u32..=end).map(move |pos| TokenArgs {
                     id: 0,
                     seq: seq as u32,
@@ -379,7 +379,7 @@ impl Setup {
         v.iter().map(|v| v * f64::from(scale)).collect()
     }
 
-    /// Rotates a head of a token in slot `pos`, whose row of the table is counted from the end.
+    /// Rotates a head of a token at `pos`, whose row of the table is counted from the end.
     fn rotate(&self, v: &mut [f64], pos: usize) {
         let rope_row = self.max_pages * PAGE - 1 - pos;
         let Shape { rotation, n_rot, .. } = self.shape;

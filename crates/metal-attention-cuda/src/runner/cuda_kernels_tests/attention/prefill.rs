@@ -132,10 +132,10 @@ fn prefill_attention_with_masks_caps_sinks_and_gates() {
         Shape { mask: FULL, ..plain },
         Shape { mask: NEAR, reach: 9, ..plain },
         Shape { mask: NEAR, reach: 70, ..plain },
-        Shape { whole: true, ..plain },
-        Shape { whole: true, mask: WINDOW, reach: 17, ..plain },
-        Shape { whole: true, mask: WINDOW, reach: 70, sinks: true, ..plain },
-        Shape { whole: true, mask: CHUNK, reach: 50, ..plain },
+        Shape { bidirectional: true, ..plain },
+        Shape { bidirectional: true, mask: WINDOW, reach: 17, ..plain },
+        Shape { bidirectional: true, mask: WINDOW, reach: 70, sinks: true, ..plain },
+        Shape { bidirectional: true, mask: CHUNK, reach: 50, ..plain },
     ]
     .into_iter()
     .enumerate()
@@ -218,9 +218,9 @@ fn general_attention() {
         Shape { mask: FULL, ..plain },
         Shape { mask: NEAR, reach: 1, ..plain },
         Shape { mask: NEAR, reach: 140, ..plain },
-        Shape { whole: true, ..plain },
-        Shape { whole: true, mask: WINDOW, reach: 17, ..plain },
-        Shape { whole: true, mask: CHUNK, reach: 50, ..plain },
+        Shape { bidirectional: true, ..plain },
+        Shape { bidirectional: true, mask: WINDOW, reach: 17, ..plain },
+        Shape { bidirectional: true, mask: CHUNK, reach: 50, ..plain },
     ]
     .into_iter()
     .enumerate()
