@@ -230,6 +230,9 @@ pub(crate) fn check_spans(
         if tokens.iter().any(|token| token.seq != tokens[0].seq) {
             return refused("its inputs are of several sequences");
         }
+        if !deepstack.is_empty() && spec.embedding.streams.is_some() {
+            return refused("it has deepstack rows, which models with several residual streams do not take");
+        }
         if deepstack.len() > spec.n_layer() {
             return refused("it has deepstack rows for more layers than the model has");
         }

@@ -4,7 +4,7 @@
 mod mixers;
 mod models;
 
-pub(crate) use models::has_cuda;
+pub(crate) use models::{has_cuda, windowed_model};
 pub(crate) use models::ranks::has_ranks;
 
 /// Whether tests run a part of their cases: on the software device, on which a comparison of a model takes seconds.

@@ -81,6 +81,11 @@ fn small() -> ModelShape {
     ModelShape { n_layer: 2, n_embd: 256, n_head: 4, n_head_kv: 2, head_dim: 64, n_ff: 512, n_vocab: 1000, ..custom }
 }
 
+/// A Gemma 2 of two layers, of which every second has a window of `window` positions.
+pub(crate) fn windowed_model(window: u32) -> Model {
+    model(&ModelShape { architecture: "gemma2", ..small() }, Q8_0, window)
+}
+
 /// The logits of prompts and single tokens of one sequence, of decode steps of four sequences that share prefixes, and of a
 /// step after a cut, in a fixed order of batches.
 fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
