@@ -6,14 +6,14 @@ enum HeadNorm : u32 { NO_NORM = 0, NORM_OF_HEAD = 1, NORM_OF_EACH_HEAD = 2, NORM
 enum Rotation : u32 { NO_ROPE = 0, INTERLEAVED = 1, HALVES = 2 };
 
 struct HeadInputs {
-    const float* q_norm;    // [head_dim] or [n_head][head_dim] weights of the norm of queries
-    const float* k_norm;
+    const float* q_norm;    // weights of the norm of queries, [head_dim], or [n_head][head_dim] where each head has its own
+    const float* k_norm;    // weights of the norm of keys, [head_dim] or [n_head_kv][head_dim]
     const float2* rope;     // RoPE cos/sin table, [rows][n_rot / 2], indexed by `Token::rope_row`
-    u32 norm;               // HeadNorm: none, one weight for all heads, one for each head, without weights
-    u32 norm_after_rope;
-    u32 rotation;
-    u32 n_rot;
-    float eps;
+    u32 norm;               // HeadNorm: none, the same weights for all heads, weights of each head, no weights
+    u32 norm_after_rope;    // 1: the norm follows RoPE; 0: it comes before
+    u32 rotation;           // Rotation: which elements form a pair
+    u32 n_rot;              // rotated elements at the start of a head; even
+    float eps;              // epsilon of the norm
     float scale;            // factor on queries
 };
 ASSERT_LAYOUT(HeadInputs);
@@ -40,12 +40,13 @@ __device__ __forceinline__ float apply_gate(const ResultGate& gate, u32 token, u
     return v / (1.0f + __expf(-g));
 }
 
+// The RMSNorm of a head in shared memory, in place; one warp. `weight`: [dim], or null.
 __device__ __forceinline__ void norm_head(float* v, const float* weight, float eps, int dim, int lane) {
     float squares = 0.0f;
     for (int i = lane; i < dim; i += 32) squares += v[i] * v[i];
-    const float rms = rsqrtf(warp_sum(squares) / dim + eps);
+    const float factor = rsqrtf(warp_sum(squares) / dim + eps);
     __syncwarp();
-    for (int i = lane; i < dim; i += 32) v[i] *= weight ? rms * weight[i] : rms;
+    for (int i = lane; i < dim; i += 32) v[i] *= weight ? factor * weight[i] : factor;
     __syncwarp();
 }
 

@@ -37,7 +37,8 @@ impl Launch {
         self.kernel.rsplit('_').next().and_then(|word| word.parse().ok())
     }
 
-    /// Bytes of an element of the KV cache, by the kernel's name. Kernels without a type in their name have an F16 cache.
+    /// Bytes of an element of the KV cache. Kernels with a variant for each cache type have it in their name (`of_cache` of
+    /// `kernels.rs`), such as `append_f32`; the others have an F16 cache.
     pub(crate) fn cache_bytes(&self) -> usize {
         if self.kernel.split('_').any(|word| word == "f32") { 4 } else { 2 }
     }
@@ -71,7 +72,7 @@ impl Bounds {
         }
     }
 
-    /// Packed F16 rows of `width` elements, in as many tiles of 8 tokens as `order` says (`packed_input` of `common.cuh`).
+    /// Packed F16 rows of `width` elements. `order`: tiles of 8 tokens, with the flag `WIDE` (`packed_input` of `common.cuh`).
     pub(crate) fn packed(&mut self, field: &'static str, ptr: DevicePtr<F16>, order: u32, width: usize) {
         /// `WIDE` of `common.cuh`.
         const WIDE: u32 = 1 << 31;
@@ -84,7 +85,8 @@ impl Bounds {
             return;
         }
         let Some(layout) = WeightLayout::from_code(matrix.format) else {
-            self.error.get_or_insert(CudaError::OutOfBounds { kernel: self.kernel, field, needed: 0, available: 0 });
+            let format = matrix.format;
+            self.error.get_or_insert(CudaError::UnknownFormat { kernel: self.kernel, field, format });
             return;
         };
         let tiles = (matrix.n_rows as usize).div_ceil(TILE);

@@ -124,6 +124,16 @@ pub enum CudaError {
         /// Bytes from the address to the end of its buffer; 0: it is of no buffer.
         available: u64,
     },
+    /// A matrix of a launch has a weight layout that there is not, so the launch was refused. Only debug builds check this.
+    #[error("the kernel {kernel} would read `{field}` in the unknown weight layout {format}: please report this")]
+    UnknownFormat {
+        /// The kernel.
+        kernel: &'static str,
+        /// The argument that is the matrix.
+        field: &'static str,
+        /// The number of the layout.
+        format: u32,
+    },
     /// The [`Watch`](metal_attention_model::Watch) was cancelled.
     #[error("cancelled")]
     Cancelled,
@@ -149,6 +159,7 @@ impl CudaError {
             | Self::Indivisible { .. }
             | Self::RanksDiverged
             | Self::OutOfBounds { .. }
+            | Self::UnknownFormat { .. }
             | Self::Cancelled => self.to_string(),
         }
     }

@@ -41,10 +41,11 @@ impl CudaDevice {
     /// what [`KernelArgs::bounds`] states reaches beyond a buffer; what indices in device memory select is not checked.
     ///
     /// # Safety
-    /// The addresses in `args` are null where the kernel allows it, or of memory that is freed only after the stream has been awaited
-    /// (`CudaBuffer::drop` does so) and that has what the kernel touches: what [`KernelArgs::bounds`] states, and beyond it what indices
-    /// in device memory select, that is, pages of the KV cache, state slots, positions of the RoPE table, rows and items. The grid is one
-    /// that the kernel supports.
+    /// - Each address in `args` is of device memory, or null where the kernel allows that.
+    /// - The memory is freed only after the stream has been awaited, as `CudaBuffer::drop` does.
+    /// - It has what the kernel touches: what [`KernelArgs::bounds`] states, and what indices in device memory select: pages of the KV cache,
+    ///   state slots, rows of RoPE tables, rows and items.
+    /// - The kernel supports the grid.
     pub(crate) unsafe fn launch<A: KernelArgs>(
         &self,
         kernel: Kernel<A>,
@@ -53,7 +54,8 @@ impl CudaDevice {
         start: LaunchOrder,
     ) -> Result<(), CudaError> {
         bounds::check(&Launch { kernel: kernel.entry.name, grid }, args)?;
-        let blocks = grid.blocks.map(|n| u32::try_from(n).expect("as many blocks as a grid can have"));
+        let size = |n: usize| u32::try_from(n).expect("a grid is made of sizes that CUDA has");
+        let blocks = grid.blocks.map(size);
         // SAFETY: an attribute of zeros has no effect.
         let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
         let has_attribute = match start {
@@ -73,10 +75,10 @@ impl CudaDevice {
             gridDimX: blocks[0],
             gridDimY: blocks[1],
             gridDimZ: blocks[2],
-            blockDimX: grid.threads as u32,
+            blockDimX: size(grid.threads),
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: grid.shared as u32,
+            sharedMemBytes: size(grid.shared),
             hStream: self.stream(),
             attrs: &raw mut attribute,
             numAttrs: u32::from(has_attribute),
@@ -89,14 +91,18 @@ impl CudaDevice {
         })
     }
 
-    /// Records the launches that `launches` makes as a CUDA graph, without running them. Kernels have to be loaded before
-    /// (`Kernels::get`), and `launches` may not wait for the device. On an error nothing stays recorded.
+    /// Records the launches that `launches` makes as a CUDA graph, without running them. On an error nothing stays recorded.
+    ///
+    /// Preconditions: the kernels are loaded (`Kernels::get`), `launches` does not wait for the device, and nothing else uses the stream
+    /// meanwhile; otherwise the driver returns an error. The addresses of the launches have to stay valid as long as the graph: the executor
+    /// holds it beside the buffers.
     pub(crate) fn record(
         self: &Arc<Self>,
         launches: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<CudaGraph, CudaError> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream belongs to the device, and only `launches` uses it meanwhile: the caller has the runner to itself. A graph that was made is destroyed on every path.
+        // SAFETY: the handles are of this device and are used here alone: the stream, whose capture ends on every path; `graph`, which is
+        // destroyed on every path; `exec`, which the result owns.
         unsafe {
             check("begin a graph", sys::cuStreamBeginCapture_v2(self.stream(), mode))?;
             let outcome = launches();

@@ -127,9 +127,12 @@ impl ModelRunner {
     ) -> Result<(), CudaError> {
         let kernel = self.kernels.get(&self.gpu, entry)?;
         self.n_launches += 1;
-        // SAFETY: `runner/` and `parts/` make all `args` from slices of buffers that the executor holds as long as this runner:
-        // weights, caches and `buffers`, which are sized for the largest micro-batch. Pages and state slots are checked by `PageTable::check`,
-        // `CudaRecurrentStates::write` and `check_batch` before they are uploaded.
+        // SAFETY: this holds for all `args` that `runner/` and `parts/` make, which alone call this function:
+        // - Each address is null, or of a buffer that the executor holds as long as this runner, or longer than the step: weights, caches,
+        //   `buffers`, and the lists of `SpanInputs`.
+        // - The buffers have room for the largest micro-batch; `KernelArgs::bounds` states what a kernel touches, and debug builds check it.
+        // - Indices in device memory were checked on the host before they were uploaded: pages, sequences and ids by `PageTable::check`, state
+        //   slots by `CudaRecurrentStates::write`, positions by `PageTable::span_places`.
         let launch = |order: LaunchOrder| unsafe { self.gpu.launch(kernel, grid, args, order) };
         match &mut self.timers {
             None => launch(LaunchOrder::Overlapped),

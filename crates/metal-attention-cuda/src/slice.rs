@@ -53,7 +53,8 @@ impl<T> DevicePtr<T> {
         Self { address, element: PhantomData }
     }
 
-    /// The same address, of elements of another type.
+    /// The same address, of elements of another type. Precondition: it is a multiple of their alignment in the kernel, up to 16 bytes for
+    /// vectors; buffers begin at multiples of 256 bytes.
     pub(crate) const fn cast<U>(self) -> DevicePtr<U> {
         DevicePtr::from_address(self.address)
     }
@@ -128,7 +129,7 @@ impl<T> DeviceSlice<T> {
         Self::new(self.ptr, n)
     }
 
-    /// The same memory as elements of another type: the whole ones that fit.
+    /// The same memory as elements of another type: the whole ones that fit. Precondition as of [`DevicePtr::cast`].
     pub(crate) fn cast<U>(self) -> DeviceSlice<U> {
         DeviceSlice::new(DevicePtr::from_address(self.ptr.address), self.len * size_of::<T>() / size_of::<U>())
     }

@@ -123,8 +123,14 @@ impl CudaExperts {
 pub(crate) fn supports(spec: &Experts) -> Result<(), &'static str> {
     let Experts { n_expert, n_used, expert, biases: _, latent: _, router, expert_norms: _, shared: _ } = spec;
     let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weights_inputs: _ } = router;
-    if *n_expert > MAX_EXPERTS || *n_used > MAX_CHOSEN || n_used > n_expert {
-        return Err("that many experts");
+    if *n_expert > MAX_EXPERTS {
+        return Err("more than 1024 experts in a layer");
+    }
+    if *n_used > MAX_CHOSEN {
+        return Err("more than 64 experts for a token");
+    }
+    if n_used > n_expert {
+        return Err("more experts for a token than a layer has");
     }
     if is_elementwise(expert.activation) { Ok(()) } else { Err("experts with sparse GELU") }
 }

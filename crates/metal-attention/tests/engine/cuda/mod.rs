@@ -4,8 +4,8 @@
 mod mixers;
 mod models;
 
-pub(crate) use models::{has_cuda, windowed_model};
 pub(crate) use models::ranks::has_ranks;
+pub(crate) use models::{has_cuda, windowed_model};
 
 /// Whether tests run a part of their cases: on the software device, on which a comparison of a model takes seconds.
 pub(crate) fn takes_fewer_cases() -> bool {
