@@ -113,9 +113,10 @@ impl From<SubmitError> for Failure {
             SubmitError::EngineFailed => Status::Defect,
             SubmitError::NoText | SubmitError::NoLogits => Status::Unsupported,
             SubmitError::PromptTooLong { .. } => Status::ContextFull,
-            SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } | SubmitError::Sampling(_) => {
-                Status::InvalidArgument
-            }
+            SubmitError::EmptyPrompt
+            | SubmitError::TokenOutOfRange { .. }
+            | SubmitError::Span(_)
+            | SubmitError::Sampling(_) => Status::InvalidArgument,
         };
         Self::new(status, error.to_string())
     }

@@ -202,7 +202,7 @@ impl StepInputs {
 
 /// Checks the spans of a batch whose tokens were checked: each is within the batch and one sequence, with rows, positions and
 /// flags of the model's sizes. One that must not be divided fits in a step: `n_ubatch` inputs, `max_outputs` output tokens.
-pub(crate) fn check_spans(
+pub fn check_spans(
     spec: &ModelSpec,
     batch: Batch<'_>,
     n_ubatch: usize,

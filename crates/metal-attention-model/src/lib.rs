@@ -46,7 +46,7 @@ pub use forward::{
     AfterLayer, BatchToken, DeviceInfo, ForwardPass, HiddenRows, Logits, OutputKind, Outputs, argmax, check_batch,
     check_outputs, micro_batches,
 };
-pub use inputs::{Batch, Position, SequenceSpans, Span, SpanPlace, StepInputs, StepSpan};
+pub use inputs::{Batch, Position, SequenceSpans, Span, SpanPlace, StepInputs, StepSpan, check_spans};
 pub use layer_ops::LayerOps;
 pub use loaded::LoadedModel;
 pub use lookahead::{Lookahead, is_decode_step};

@@ -188,6 +188,11 @@ impl Snapshot {
         self.extent.n_tokens
     }
 
+    /// The spans of embedding rows in it.
+    pub fn spans(&self) -> &SequenceSpans {
+        &self.extent.spans
+    }
+
     /// The longest prefix of at most `n` tokens from which the restored sequence could continue. `cache` has the layout
     /// of the snapshot.
     pub fn reachable(&self, cache: &dyn SequenceCache, n: usize) -> usize {

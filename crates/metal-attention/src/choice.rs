@@ -4,7 +4,7 @@
 //! cost. Both [`Sequence`](crate::sequence::Sequence) and the scheduler request the cheapest that suffices, and fall
 //! back to all logits.
 
-use metal_attention_model::{BatchToken, ForwardError, ForwardPass, TopK};
+use metal_attention_model::{Batch, BatchToken, ForwardError, ForwardPass, OutputKind, Outputs, TopK};
 
 use crate::sampling::Sampler;
 
@@ -91,24 +91,24 @@ pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
 /// kind. On an error `row` is not called.
 pub fn evaluate(
     pass: &mut dyn ForwardPass,
-    batch: &[BatchToken],
+    batch: Batch<'_>,
     required: RequiredScores,
     mut row: impl FnMut(usize, Scores<'_>),
 ) -> Result<(), ForwardError> {
-    match required {
-        RequiredScores::Argmax => {
-            let ids = pass.forward_greedy(batch)?;
-            ids.into_iter().enumerate().for_each(|(i, id)| row(i, Scores::Argmax(id)));
-        }
-        RequiredScores::TopK => {
-            let k = pass.max_top_k();
-            let lists = pass.forward_top_k(batch, k)?;
-            lists.iter().enumerate().for_each(|(i, list)| row(i, Scores::TopK(list, k)));
-        }
-        RequiredScores::Logits => {
-            let logits = pass.forward(batch)?;
-            (0..logits.n_rows()).for_each(|i| row(i, Scores::Logits(logits.row(i))));
-        }
+    let k = pass.max_top_k();
+    let outputs = match required {
+        // Decode steps have no spans; this call runs them ahead.
+        RequiredScores::Argmax if batch.spans.is_empty() => Outputs::Ids(pass.forward_greedy(batch.tokens)?),
+        RequiredScores::Argmax => pass.forward_outputs(batch, OutputKind::Ids, &[])?.0,
+        RequiredScores::TopK => pass.forward_outputs(batch, OutputKind::TopK(k), &[])?.0,
+        RequiredScores::Logits => pass.forward_outputs(batch, OutputKind::Logits, &[])?.0,
+    };
+    match outputs {
+        Outputs::Ids(ids) => ids.into_iter().enumerate().for_each(|(i, id)| row(i, Scores::Argmax(id))),
+        Outputs::TopK(lists) => lists.iter().enumerate().for_each(|(i, list)| row(i, Scores::TopK(list, k))),
+        Outputs::Logits(logits) => (0..logits.n_rows()).for_each(|i| row(i, Scores::Logits(logits.row(i)))),
+        // Not requested.
+        Outputs::Hidden(_) => {}
     }
     Ok(())
 }
@@ -127,7 +127,7 @@ pub fn evaluate_again(
         let reached = pass.rewind(token.seq, token.pos);
         assert_eq!(reached, token.pos, "a sequence can always do without its last token");
     }
-    evaluate(pass, tokens, RequiredScores::Logits, row)
+    evaluate(pass, tokens.into(), RequiredScores::Logits, row)
 }
 
 #[cfg(test)]

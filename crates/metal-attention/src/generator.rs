@@ -10,8 +10,8 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 use crate::sampling::{Sampler, SamplerOptions};
 use crate::sequence::Sequence;
 use crate::{
-    Constraint, EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, SessionError,
-    SessionFile, Timings,
+    Constraint, EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, PromptSpan,
+    SessionError, SessionFile, Timings,
 };
 
 /// A model with a forward pass, one sequence and a sampler.
@@ -115,7 +115,19 @@ impl Generator {
     /// More tokens than the context are [`Error::PromptTooLong`], none [`Error::EmptyPrompt`]; the sequence is then
     /// unchanged.
     pub fn prompt(&mut self, ids: &[u32], progress: impl FnMut(usize, usize) -> ControlFlow<()>) -> Result<(), Error> {
-        self.sequence.start(ids, progress)
+        self.sequence.start(ids, &[], progress)
+    }
+
+    /// [`prompt`](Self::prompt) with rows of embeddings in the place of some of `ids`. Spans are kept and evaluated
+    /// whole: the prefix of the prompt that is in the KV cache ends within none. Spans that the model or the device
+    /// cannot evaluate are [`Error::Forward`]; the sequence is then unchanged.
+    pub fn prompt_with_spans(
+        &mut self,
+        ids: &[u32],
+        spans: &[PromptSpan],
+        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        self.sequence.start(ids, spans, progress)
     }
 
     /// Continues the sequence token by token.

@@ -2,12 +2,14 @@
 
 use metal_attention_model::{ForwardError, ForwardPass, Snapshot, SnapshotError};
 
+use crate::{SequenceKey, SpanKey};
+
 /// A sequence's tokens with a snapshot of its KV pages and recurrent states in main memory. It can be written to a
 /// session file or restored into a KV cache of the same layout at any time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSnapshot {
-    /// Tokens of the sequence.
-    pub(crate) ids: Vec<u32>,
+    /// Ids and spans of the sequence.
+    pub(crate) key: SequenceKey,
     /// Header of the snapshot.
     pub(crate) snapshot: Snapshot,
     /// Bytes of the blocks, in the order of the snapshot.
@@ -15,16 +17,21 @@ pub struct HostSnapshot {
 }
 
 impl HostSnapshot {
-    /// Copies sequence `seq` of `pass`, whose tokens are `ids`.
-    pub fn copy(pass: &mut dyn ForwardPass, seq: usize, ids: Vec<u32>) -> Result<Self, SnapshotError> {
+    /// Copies sequence `seq` of `pass`, which is known by `key`: its token ids, and its spans if it has any.
+    pub fn copy(pass: &mut dyn ForwardPass, seq: usize, key: impl Into<SequenceKey>) -> Result<Self, SnapshotError> {
         let snapshot = Snapshot::of_sequence(pass.cache(), seq)?;
         let blocks = copy_blocks(&snapshot, pass, seq)?;
-        Ok(Self { ids, snapshot, blocks })
+        Ok(Self { key: key.into(), snapshot, blocks })
     }
 
     /// The tokens of the sequence.
     pub fn ids(&self) -> &[u32] {
-        &self.ids
+        &self.key.ids
+    }
+
+    /// The spans of embedding rows in the sequence.
+    pub fn spans(&self) -> &[SpanKey] {
+        &self.key.spans
     }
 
     /// Restores this snapshot into sequence `seq` of `pass`. After an error the sequence is empty.

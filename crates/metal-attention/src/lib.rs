@@ -16,6 +16,7 @@ mod logits_processor;
 mod memory;
 mod model;
 mod prefix_store;
+mod prompt;
 mod rerank;
 pub mod sampling;
 pub mod scheduler;
@@ -48,9 +49,9 @@ pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{
     ASLEEP_AFTER, BatchToken, DEFAULT_UBATCH, DeviceInfo, Executor, ForwardError, ForwardPass, HiddenRows,
     HookedExecutor, Hooks, KernelTime, KernelTotal, LayerTrace, LoadedModel, Logits, MemoryUse, ModelSpec,
-    NullExecutor, OutputKind, Outputs, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, SequenceCache, Session,
-    SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TracedTokens, TypeChoices,
-    Watch, Weights, highest,
+    NullExecutor, OutputKind, Outputs, PageUse, Phase, Pooling, Position, Profile, ProfiledStep, Recipe, SequenceCache,
+    Session, SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TracedTokens,
+    TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "wgpu")]
@@ -58,6 +59,7 @@ pub use metal_attention_wgpu as wgpu;
 #[cfg(feature = "wgpu")]
 pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
+pub use prompt::{ContentHash, PromptSpan, SequenceKey, SpanContent, SpanKey};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedSequence, SessionError, SessionFile};
 pub use text_stream::TextStream;

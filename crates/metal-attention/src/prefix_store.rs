@@ -12,8 +12,10 @@ use std::time::Instant;
 
 use metal_attention_model::{ForwardPass, Snapshot, SnapshotError};
 
+use crate::SequenceKey;
 use crate::copy_budget::CopyBudget;
 use crate::host_snapshot::copy_blocks;
+use crate::prompt::PrefixKey;
 use crate::scheduler::Client;
 
 /// Bytes of the buffer for reading and writing files.
@@ -90,8 +92,8 @@ struct StoredSequence {
     number: u64,
     /// The clients that may restore it.
     owner: PrefixOwner,
-    /// Its tokens.
-    ids: Vec<u32>,
+    /// Its ids and spans.
+    key: SequenceKey,
     /// Header of its snapshot.
     snapshot: Snapshot,
     /// Blocks of its snapshot.
@@ -103,13 +105,13 @@ struct StoredSequence {
 impl StoredSequence {
     /// Bytes that it takes.
     fn bytes(&self) -> u64 {
-        bytes_of(&self.snapshot, &self.ids)
+        bytes_of(&self.snapshot, self.key.as_prefix())
     }
 }
 
-/// Bytes of a sequence in the store: its blocks and token ids.
-fn bytes_of(snapshot: &Snapshot, ids: &[u32]) -> u64 {
-    snapshot.block_bytes().saturating_add(size_of_val(ids) as u64)
+/// Bytes of a sequence in the store: its blocks, its ids and the keys of its spans.
+fn bytes_of(snapshot: &Snapshot, key: PrefixKey<'_>) -> u64 {
+    snapshot.block_bytes().saturating_add((size_of_val(key.ids) + size_of_val(key.spans)) as u64)
 }
 
 /// A prefix of a prompt, found in the store.
@@ -161,7 +163,7 @@ impl PrefixStore {
         pass: &mut dyn ForwardPass,
         seq: usize,
         client: Client,
-        prompt: &[u32],
+        prompt: PrefixKey<'_>,
         others_wait: bool,
     ) -> bool {
         if self.is_off() || pass.cache().pages().n_groups() == 1 {
@@ -175,21 +177,30 @@ impl PrefixStore {
         is_time
     }
 
-    /// Stores the first `ids.len()` tokens of sequence `seq` of `pass`, to which it can be cut back, for prompts of
-    /// `client`, as far as there is capacity. `others_wait`: other sequences wait for the copy, so that it is limited
-    /// by the time budget as well.
-    pub fn keep(&mut self, pass: &mut dyn ForwardPass, seq: usize, client: Client, ids: &[u32], others_wait: bool) {
+    /// Stores the prefix `key` of sequence `seq` of `pass`, to which it can be cut back, for prompts of `client`, as far
+    /// as there is capacity. `others_wait`: other sequences wait for the copy, so that it is limited by the time budget
+    /// as well.
+    pub fn keep(
+        &mut self,
+        pass: &mut dyn ForwardPass,
+        seq: usize,
+        client: Client,
+        key: PrefixKey<'_>,
+        others_wait: bool,
+    ) {
         let owner = PrefixOwner::from(client);
         // Less than a page is faster to evaluate than to restore.
-        if self.is_off() || ids.len() < pass.cache_pages().page_len {
+        if self.is_off() || key.len() < pass.cache_pages().page_len {
             return;
         }
         self.now += 1;
         let now = self.now;
         let cache = pass.cache();
         let covers = |sequence: &StoredSequence| {
-            let n = ids.len();
-            sequence.owner == owner && sequence.ids.starts_with(ids) && sequence.snapshot.reachable(cache, n) == n
+            let n = key.len();
+            sequence.owner == owner
+                && sequence.key.as_prefix().starts_with(key)
+                && sequence.snapshot.reachable(cache, n) == n
         };
         if let Some(i) = self.sequences.iter().position(covers) {
             self.sequences[i].last_used = now;
@@ -197,38 +208,39 @@ impl PrefixStore {
         }
         let start = Instant::now();
         let max_bytes = if others_wait { self.budget.bytes(start) } else { u64::MAX };
-        match self.add(pass, seq, owner, ids, max_bytes) {
+        match self.add(pass, seq, owner, key, max_bytes) {
             Ok(bytes) => self.budget.record_copy(bytes, start.elapsed()),
             Err(error) => tracing::warn!("a sequence that gives its place up is not kept: {error}"),
         }
     }
 
-    /// Stores the prefix `ids` of sequence `seq`, or as much of it as fits in `max_bytes` bytes. Returns the bytes that
+    /// Stores the prefix `key` of sequence `seq`, or as much of it as fits in `max_bytes` bytes. Returns the bytes that
     /// were copied.
     fn add(
         &mut self,
         pass: &mut dyn ForwardPass,
         seq: usize,
         owner: PrefixOwner,
-        ids: &[u32],
+        key: PrefixKey<'_>,
         max_bytes: u64,
     ) -> Result<u64, SnapshotError> {
-        let snapshot = Snapshot::of_prefix(pass.cache(), seq, ids.len())?;
-        let bytes = bytes_of(&snapshot, ids);
+        let snapshot = Snapshot::of_prefix(pass.cache(), seq, key.len())?;
+        let bytes = bytes_of(&snapshot, key);
         if bytes > max_bytes {
             // The longest prefix that there is time for. Layers with windows or states may have none that short.
             let page_len = pass.cache_pages().page_len;
-            let n = (ids.len() as u128 * u128::from(max_bytes) / u128::from(bytes)) as usize / page_len * page_len;
-            let n = pass.reachable(seq, n);
-            return if n < page_len { Ok(0) } else { self.add(pass, seq, owner, &ids[..n], u64::MAX) };
+            let n = (key.len() as u128 * u128::from(max_bytes) / u128::from(bytes)) as usize / page_len * page_len;
+            let n = key.reachable(n, |n| pass.reachable(seq, n));
+            return if n < page_len { Ok(0) } else { self.add(pass, seq, owner, key.first(n), u64::MAX) };
         }
         if bytes > self.ram && self.disk.as_ref().is_none_or(|disk| bytes > disk.bytes) {
             return Ok(0);
         }
         // Sequences that are prefixes of this one, and to which it can be cut back, are superseded.
         self.sequences.retain(|sequence| {
-            let n = sequence.ids.len();
-            sequence.owner != owner || !ids.starts_with(&sequence.ids) || snapshot.reachable(pass.cache(), n) < n
+            let prefix = sequence.key.as_prefix();
+            let n = prefix.len();
+            sequence.owner != owner || !key.starts_with(prefix) || snapshot.reachable(pass.cache(), n) < n
         });
         let blocks = if bytes <= self.ram {
             self.free_ram(bytes);
@@ -240,7 +252,7 @@ impl PrefixStore {
             BlockStorage::Disk(out.into_inner().map_err(|error| SnapshotError::Write(error.into_error()))?)
         };
         let (number, last_used) = (self.now, self.now);
-        self.sequences.push(StoredSequence { number, owner, ids: ids.to_vec(), snapshot, blocks, last_used });
+        self.sequences.push(StoredSequence { number, owner, key: key.to_owned(), snapshot, blocks, last_used });
         Ok(bytes)
     }
 
@@ -286,20 +298,23 @@ impl PrefixStore {
         sequences.min_by_key(|(_, sequence)| sequence.last_used).map(|(i, _)| i)
     }
 
-    /// Drops the sequences of `client` that are a prefix of `ids` or begin with all of it.
-    pub fn forget(&mut self, client: Client, ids: &[u32]) {
+    /// Drops the sequences of `client` that are a prefix of `key` or begin with all of it.
+    pub fn forget(&mut self, client: Client, key: PrefixKey<'_>) {
         let owner = PrefixOwner::from(client);
         self.sequences.retain(|sequence| {
-            sequence.owner != owner || n_common(&sequence.ids, ids) < ids.len().min(sequence.ids.len())
+            let stored = sequence.key.as_prefix();
+            sequence.owner != owner || !(stored.starts_with(key) || key.starts_with(stored))
         });
     }
 
-    /// The longest prefix of `ids` in the store that `client` may restore and that a sequence can continue.
-    pub fn find(&mut self, pass: &mut dyn ForwardPass, client: Client, ids: &[u32]) -> Option<StoredPrefix> {
+    /// The longest prefix of `key` in the store that `client` may restore and that a sequence can continue.
+    pub fn find(&mut self, pass: &mut dyn ForwardPass, client: Client, key: PrefixKey<'_>) -> Option<StoredPrefix> {
         let owner = PrefixOwner::from(client);
         let of_owner = self.sequences.iter().filter(|sequence| sequence.owner == owner);
+        let cache = &*pass.cache();
         let stored = of_owner.map(|sequence| {
-            let n = sequence.snapshot.reachable(pass.cache(), n_common(ids, &sequence.ids));
+            let n = key.n_common(sequence.key.as_prefix());
+            let n = key.reachable(n, |n| sequence.snapshot.reachable(cache, n));
             StoredPrefix { number: sequence.number, n_tokens: n }
         });
         stored.filter(|stored| stored.n_tokens > 0).max_by_key(|stored| stored.n_tokens)
@@ -364,11 +379,6 @@ impl CacheDisk {
     }
 }
 
-/// Length of the common prefix of two token sequences.
-pub(crate) fn n_common(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
 #[cfg(test)]
 mod tests {
     use metal_attention_model::BatchToken;
@@ -388,11 +398,12 @@ mod tests {
         };
         let want = pass.forward(&batch(0, 0)).unwrap().as_slice().to_vec();
         let mut store = PrefixStore::new(1 << 30, None);
-        let whole = bytes_of(&Snapshot::of_sequence(pass.cache(), 0).unwrap(), &ids);
+        let key = PrefixKey { ids: &ids, spans: &[] };
+        let whole = bytes_of(&Snapshot::of_sequence(pass.cache(), 0).unwrap(), key);
         for (max_bytes, n) in [(whole / 7, 0), (whole / 2, 128), (whole - 1, 256), (whole, 300)] {
-            let bytes = store.add(&mut *pass, 0, PrefixOwner::Keyless, &ids, max_bytes).unwrap();
+            let bytes = store.add(&mut *pass, 0, PrefixOwner::Keyless, key, max_bytes).unwrap();
             assert!(bytes <= max_bytes && (bytes > 0) == (n > 0), "{bytes} of {max_bytes}");
-            let stored = store.find(&mut *pass, Client::Unknown, &ids);
+            let stored = store.find(&mut *pass, Client::Unknown, key);
             assert_eq!(stored.map_or(0, |stored| stored.n_tokens), n);
             let Some(stored) = stored.filter(|stored| stored.n_tokens < 300) else { continue };
             assert!(store.restore(&mut *pass, 1, stored).unwrap());

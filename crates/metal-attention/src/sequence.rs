@@ -8,17 +8,21 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
+use metal_attention_model::{Batch, BatchToken, ForwardError, ForwardPass, OutputKind};
 
 use crate::choice::{
     AllowedTokens, RequiredScores, Scores, choose, evaluate, evaluate_again, is_number, required_scores,
 };
 use crate::constraint::ActiveConstraint;
 use crate::logits_processor::ActiveProcessor;
-use crate::prefix_store::{PrefixStore, n_common};
+use crate::prefix_store::PrefixStore;
+use crate::prompt::{PrefixKey, PromptLimits, rewind, span_keys, spans_within, with_batch};
 use crate::sampling::Sampler;
 use crate::scheduler::Client;
-use crate::{Constraint, Error, LogitsProcessor, Model, Pooler, SavedSequence, SessionError, SessionFile, Timings};
+use crate::{
+    Constraint, Error, LogitsProcessor, Model, Pooler, PromptSpan, SavedSequence, SessionError, SessionFile, SpanKey,
+    Timings,
+};
 
 /// One sequence, with its forward pass and sampler.
 pub(crate) struct Sequence {
@@ -37,6 +41,10 @@ pub(crate) struct Sequence {
     /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache; the others are
     /// evaluated by the next [`step`](Self::step).
     ids: Vec<u32>,
+    /// The keys of the spans among them.
+    span_keys: Vec<SpanKey>,
+    /// The spans with their rows; empty after a restored session.
+    spans: Vec<PromptSpan>,
     /// Start of the last prompt.
     started: Instant,
     /// Token counts and durations since the last prompt.
@@ -55,6 +63,8 @@ impl Sequence {
             prompt_ends: PrefixStore::new(0, None),
             n_prompt: None,
             ids: Vec::new(),
+            span_keys: Vec::new(),
+            spans: Vec::new(),
             started: Instant::now(),
             timings,
         }
@@ -105,7 +115,12 @@ impl Sequence {
         &self.ids
     }
 
-    /// Replaces the sequence by `prompt`. Keeps the prefix that is in the KV cache, and evaluates the rest in
+    /// What the sequence is known by.
+    fn key(&self) -> PrefixKey<'_> {
+        PrefixKey { ids: &self.ids, spans: &self.span_keys }
+    }
+
+    /// Replaces the sequence by `prompt` with `spans`. Keeps the prefix that is in the KV cache, and evaluates the rest in
     /// micro-batches except the last, which the next [`step`](Self::step) evaluates. `progress` is called before each
     /// one.
     ///
@@ -113,20 +128,27 @@ impl Sequence {
     pub fn start(
         &mut self,
         prompt: &[u32],
+        spans: &[PromptSpan],
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         if !self.pass.spec().generates_text() {
             return Err(Error::NoText);
         }
         self.check_prompt(prompt)?;
+        if !spans.is_empty() {
+            PromptLimits::of(&*self.pass).check(prompt, spans)?;
+        }
         self.started = Instant::now();
-        let cached = n_common(&self.ids[..self.pass.position()], prompt);
+        let span_keys = span_keys(spans);
         // The last token is always evaluated: its logits are sampled from.
-        let cached = cached.min(prompt.len() - 1);
-        let cached = self.go_back(prompt, cached);
+        let key = PrefixKey { ids: prompt, spans: &span_keys }.first(prompt.len() - 1);
+        let cached = key.n_common(self.key().first(self.pass.position()));
+        let cached = self.go_back(key, cached);
         self.n_prompt = Some(prompt.len());
         self.ids.clear();
         self.ids.extend_from_slice(prompt);
+        self.span_keys = span_keys;
+        self.spans = spans.to_vec();
         self.sampler.reset();
         for &id in prompt {
             self.sampler.accept(id);
@@ -141,45 +163,47 @@ impl Sequence {
             if prompt.len() - done <= n_ubatch {
                 return Ok(());
             }
-            let batch = self.unevaluated(n_ubatch, false);
-            self.pass.forward(&batch).map(drop).map_err(|e| match e {
+            let (tokens, spans) = self.unevaluated(self.key().chunk(done, n_ubatch), false)?;
+            let forward = |batch: Batch<'_>| self.pass.forward_outputs(batch, OutputKind::Logits, &[]).map(drop);
+            with_batch(&tokens, &spans, forward).map_err(|e| match e {
                 ForwardError::Cancelled => Error::Interrupted { done, total: prompt.len() },
                 e => e.into(),
             })?;
-            self.timings.prompt_tokens += batch.len();
+            self.timings.prompt_tokens += tokens.len();
             self.timings.prefill = self.started.elapsed();
         }
     }
 
-    /// Cuts the KV cache back to the first `n` tokens of `prompt`, restoring a snapshot of a prompt end if that reaches
-    /// further. Returns how many tokens are left.
-    fn go_back(&mut self, prompt: &[u32], n: usize) -> usize {
+    /// Cuts the KV cache back to the first `n` inputs of a sequence with the key `key`, restoring a snapshot of a prompt
+    /// end if that reaches further. Returns how many inputs are left.
+    fn go_back(&mut self, key: PrefixKey<'_>, n: usize) -> usize {
         let pass = &mut *self.pass;
-        let reachable = pass.reachable(0, n);
-        let kept = self
-            .prompt_ends
-            .find(pass, Client::Unknown, &prompt[..prompt.len() - 1])
-            .filter(|kept| kept.n_tokens > reachable);
+        let reachable = key.reachable(n, |n| pass.reachable(0, n));
+        let kept = self.prompt_ends.find(pass, Client::Unknown, key).filter(|kept| kept.n_tokens > reachable);
         match kept.map(|kept| (kept.n_tokens, self.prompt_ends.restore(pass, 0, kept))) {
             Some((n, Ok(true))) => return n,
             Some((_, Err(error))) => tracing::warn!("a prompt's beginning is evaluated again: {error}"),
             Some((_, Ok(false))) | None => {}
         }
-        pass.truncate(n)
+        rewind(pass, 0, key, n)
     }
 
     /// Writes a session file with `note` and a snapshot of the evaluated tokens.
     pub fn save(&mut self, path: &Path, model: &Model, note: &[u8]) -> Result<(), SessionError> {
-        let ids = &self.ids[..self.pass.position()];
-        SessionFile::write(path, model, note, Some(SavedSequence { pass: &mut *self.pass, seq: 0, ids }))
+        let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
+        let PrefixKey { ids, spans } = key.first(self.pass.position());
+        SessionFile::write(path, model, note, Some(SavedSequence { pass: &mut *self.pass, seq: 0, ids, spans }))
     }
 
     /// Replaces the sequence by that of a session file. After an error it is empty or unchanged.
     pub fn restore(&mut self, session: SessionFile, model: &Model) -> Result<(), SessionError> {
         self.n_prompt = None;
+        let span_keys = session.spans().to_vec();
         let restored = session.restore(model, &mut *self.pass, 0);
         self.ids.truncate(self.pass.position());
+        self.span_keys.retain(|span| span.end <= self.ids.len());
         self.ids = restored?;
+        (self.span_keys, self.spans) = (span_keys, Vec::new());
         Ok(())
     }
 
@@ -194,8 +218,9 @@ impl Sequence {
         let start = Instant::now();
         let last = self.ids.len().checked_sub(1).ok_or(Error::EmptyPrompt)?;
         // After a sampled end token all tokens are evaluated: the last one is evaluated again for its logits.
-        self.pass.truncate(last);
-        let batch = self.unevaluated(self.ids.len(), true);
+        let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
+        rewind(&mut *self.pass, 0, key, last);
+        let (tokens, spans) = self.unevaluated(self.ids.len(), true)?;
         let Self { pass, sampler, processing, constraint, ids, .. } = self;
         let n_vocab = pass.spec().n_vocab;
         let mask = constraint.as_mut().map(|constraint| constraint.mask(n_vocab, forbidden));
@@ -215,17 +240,18 @@ impl Sequence {
             }
         };
         let mut chosen = Ok(None);
-        evaluate(&mut **pass, &batch, need, |_, scores| chosen = choose(scores))?;
+        with_batch(&tokens, &spans, |batch| evaluate(&mut **pass, batch, need, |_, scores| chosen = choose(scores)))?;
         if matches!(chosen, Ok(None)) {
-            let last = &batch[batch.len() - 1..];
+            let last = &tokens[tokens.len() - 1..];
             evaluate_again(&mut **pass, last, |_, scores| chosen = choose(scores))?;
         }
         let chosen = chosen?;
-        self.count(batch.len(), start.elapsed());
-        if let Some(n) = self.n_prompt
-            && self.prompt_ends.keep_prompt_end(&mut *self.pass, 0, Client::Unknown, &self.ids[..n], false)
-        {
-            self.n_prompt = None;
+        self.count(tokens.len(), start.elapsed());
+        if let Some(n) = self.n_prompt {
+            let prompt = PrefixKey { ids: &self.ids, spans: &self.span_keys }.first(n);
+            if self.prompt_ends.keep_prompt_end(&mut *self.pass, 0, Client::Unknown, prompt, false) {
+                self.n_prompt = None;
+            }
         }
         Ok(chosen.expect("all logits are enough to choose from"))
     }
@@ -245,6 +271,8 @@ impl Sequence {
     pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.check_prompt(ids)?;
         self.ids.clear();
+        self.span_keys.clear();
+        self.spans.clear();
         self.n_prompt = None;
         self.pass.truncate(0);
         let states = self.pass.forward_hidden(&pooler.batch(ids, 0))?;
@@ -271,14 +299,20 @@ impl Sequence {
         }
     }
 
-    /// The first `n` of the unevaluated tokens, as a batch. `logits`: whether the logits of its last token are wanted.
-    fn unevaluated(&self, n: usize, logits: bool) -> Vec<BatchToken> {
+    /// The first `n` of the unevaluated inputs: the tokens and the spans of a batch. `logits`: whether the logits of the
+    /// last one are wanted. An error if the rows of a span among them are not there.
+    #[allow(clippy::type_complexity, reason = "the arguments of `with_batch`")]
+    fn unevaluated(&self, n: usize, logits: bool) -> Result<(Vec<BatchToken>, Vec<(usize, PromptSpan)>), ForwardError> {
         let position = self.pass.position();
         let ids = &self.ids[position..];
         let n = n.min(ids.len());
         let token =
             |(i, &id): (usize, &u32)| BatchToken { id, seq: 0, pos: position + i, output: logits && i + 1 == n };
-        ids[..n].iter().enumerate().map(token).collect()
+        let tokens = ids[..n].iter().enumerate().map(token).collect();
+        if self.spans.is_empty() && self.span_keys.last().is_some_and(|span| span.end > position) {
+            return Err(ForwardError::BadSpan { why: "a session has no rows; give the prompt again" });
+        }
+        Ok((tokens, spans_within(&self.spans, position..position + n, 0).collect()))
     }
 
     /// Adds a step over `n` tokens to the timings: the first one after a prompt ends the prefill.
@@ -325,7 +359,7 @@ mod tests {
         let sampling = SamplerOptions { seed: Some(9), repeat_penalty: 1.1, ..Default::default() };
         let new = || Sequence::new(model.forward_pass(&options).unwrap(), Sampler::new(sampling.clone()).unwrap());
         let continue_to = |sequence: &mut Sequence, start: &[u32], n: usize| {
-            sequence.start(start, |_, _| ControlFlow::Continue(())).unwrap();
+            sequence.start(start, &[], |_, _| ControlFlow::Continue(())).unwrap();
             while sequence.ids().len() < n {
                 let id = sequence.step(&[]).unwrap();
                 sequence.push(id).unwrap();
@@ -342,7 +376,7 @@ mod tests {
     /// Forty tokens after a prompt.
     fn forty_tokens(pass: Box<dyn ForwardPass>, sampling: &SamplerOptions, forbidden: &[u32]) -> Vec<u32> {
         let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap());
-        sequence.start(&[1, 403, 407, 261, 378], |_, _| ControlFlow::Continue(())).unwrap();
+        sequence.start(&[1, 403, 407, 261, 378], &[], |_, _| ControlFlow::Continue(())).unwrap();
         for _ in 0..40 {
             let id = sequence.step(forbidden).unwrap();
             sequence.push(id).unwrap();
@@ -398,7 +432,7 @@ mod tests {
         for k in [0, 16] {
             let pass = short_lists(DEFAULT_UBATCH, k);
             let mut sequence = Sequence::new(pass, Sampler::new(SamplerOptions::greedy()).unwrap());
-            sequence.start(&[1, 403], |_, _| ControlFlow::Continue(())).unwrap();
+            sequence.start(&[1, 403], &[], |_, _| ControlFlow::Continue(())).unwrap();
             sequence.set_constraint(Some(Box::new(Only(vec![300, 7]))));
             for id in [300, 7] {
                 assert!(!sequence.is_complete());

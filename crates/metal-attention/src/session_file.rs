@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! magic, version (u32), bytes of the header (u64)
-//! header: fingerprint of the model, note (u64 length, bytes), tokens (u64 count, u32 each), if there are tokens: header of a snapshot
+//! header: fingerprint of the model, note (u64 length, bytes), tokens (u64 count, u32 each),
+//!     spans (u64 count; start, end: u64, hash: 32 bytes), if there are tokens: header of a snapshot
 //! CRC-32 of everything before
 //! if there are tokens: blocks of the snapshot, CRC-32 of them
 //! ```
@@ -18,18 +19,25 @@ use std::path::Path;
 
 use metal_attention_model::{ForwardError, ForwardPass, Snapshot, SnapshotError};
 
-use crate::Model;
 use crate::host_snapshot::{HostSnapshot, block_buffer};
+use crate::prompt::PrefixKey;
 use crate::scheduler::CacheCapacity;
+use crate::{ContentHash, Model, SequenceKey, SpanKey};
 
 const MAGIC: [u8; 8] = *b"MtlAttnS";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Maximum bytes of a note.
 const MAX_NOTE: usize = 64 << 20;
 
 /// Maximum tokens: more than any context has.
 const MAX_TOKENS: usize = 1 << 24;
+
+/// Maximum spans of embedding rows.
+const MAX_SPANS: usize = 1 << 16;
+
+/// Bytes of a span: start, end, hash.
+const SPAN: usize = 8 + 8 + 32;
 
 /// Maximum bytes of a header.
 const MAX_HEADER: u64 = (MAX_NOTE + 4 * MAX_TOKENS + (8 << 20)) as u64;
@@ -152,6 +160,15 @@ pub struct SavedSequence<'a> {
     pub seq: usize,
     /// All its evaluated tokens.
     pub ids: &'a [u32],
+    /// The spans of embedding rows among them.
+    pub spans: &'a [SpanKey],
+}
+
+impl<'a> SavedSequence<'a> {
+    /// What the sequence is known by.
+    fn key(&self) -> PrefixKey<'a> {
+        PrefixKey { ids: self.ids, spans: self.spans }
+    }
 }
 
 /// An open session file. Its header has been read; [`restore`](Self::restore) or [`read`](Self::read) read the blocks.
@@ -165,8 +182,8 @@ pub struct SessionFile {
     fingerprint: [u8; 32],
     /// Data of the program.
     note: Vec<u8>,
-    /// Tokens of the snapshot.
-    ids: Vec<u32>,
+    /// Ids and spans of the snapshot.
+    key: SequenceKey,
     /// Header of the snapshot; `None` if there are no tokens.
     snapshot: Option<Snapshot>,
 }
@@ -181,19 +198,21 @@ impl SessionFile {
         sequence: Option<SavedSequence<'_>>,
     ) -> Result<(), SessionError> {
         let Some(sequence) = sequence.filter(|sequence| !sequence.ids.is_empty()) else {
-            return write_file(path, model, note, &[], None, |_| Ok(())).map(drop);
+            let nothing = PrefixKey { ids: &[], spans: &[] };
+            return write_file(path, model, note, nothing, None, |_| Ok(())).map(drop);
         };
-        let SavedSequence { pass, seq, ids } = sequence;
+        let key = sequence.key();
+        let SavedSequence { pass, seq, .. } = sequence;
         let snapshot = Snapshot::of_sequence(pass.cache(), seq)?;
         let write_blocks = |out: &mut dyn Write| snapshot.write_blocks(pass.cache(), seq, out);
-        write_file(path, model, note, ids, Some(&snapshot), write_blocks).map(drop)
+        write_file(path, model, note, key, Some(&snapshot), write_blocks).map(drop)
     }
 
     /// Writes a session of `model` with a snapshot from main memory. Returns the file's size in bytes. An existing file
     /// stays unchanged until the new one is complete.
     pub fn write_copy(path: &Path, model: &Model, snapshot: &HostSnapshot) -> Result<u64, SessionError> {
         let write_blocks = |out: &mut dyn Write| out.write_all(&snapshot.blocks).map_err(SnapshotError::Write);
-        write_file(path, model, &[], &snapshot.ids, Some(&snapshot.snapshot), write_blocks)
+        write_file(path, model, &[], snapshot.key.as_prefix(), Some(&snapshot.snapshot), write_blocks)
     }
 
     /// Opens a session file and checks its header and its length.
@@ -222,7 +241,7 @@ impl SessionFile {
             return Err(SessionError::Cut);
         }
         input.check_sum()?;
-        let (fingerprint, note, ids, snapshot) = parse(&mut &header[..])?;
+        let (fingerprint, note, key, snapshot) = parse(&mut &header[..])?;
         let n_before = (MAGIC.len() + size_of_val(&VERSION) + size_of_val(&n_header)) as u64 + n_header + SUM;
         let n_blocks = snapshot.as_ref().map_or(0, |snapshot| snapshot.block_bytes().saturating_add(SUM));
         let expected = n_before.saturating_add(n_blocks);
@@ -232,7 +251,7 @@ impl SessionFile {
         if metadata.len() > expected {
             return damaged("it is longer than what is in it");
         }
-        Ok(Self { input: input.inner, bytes: expected, fingerprint, note, ids, snapshot })
+        Ok(Self { input: input.inner, bytes: expected, fingerprint, note, key, snapshot })
     }
 
     /// The program's note.
@@ -247,7 +266,12 @@ impl SessionFile {
 
     /// The tokens of the snapshot.
     pub fn ids(&self) -> &[u32] {
-        &self.ids
+        &self.key.ids
+    }
+
+    /// The spans of embedding rows in the snapshot.
+    pub fn spans(&self) -> &[SpanKey] {
+        &self.key.spans
     }
 
     /// Reads the snapshot into main memory, for a KV cache of `capacity` of `model`. A snapshot larger than that is an
@@ -255,7 +279,7 @@ impl SessionFile {
     pub fn read(self, model: &Model, capacity: CacheCapacity) -> Result<HostSnapshot, SessionError> {
         self.check_model(model)?;
         let Some(snapshot) = self.snapshot else { return Err(SessionError::NoText) };
-        let (n_tokens, bytes) = (self.ids.len(), snapshot.block_bytes());
+        let (n_tokens, bytes) = (self.key.ids.len(), snapshot.block_bytes());
         if n_tokens > capacity.n_tokens {
             return Err(SessionError::TooLong { n_tokens, n_ctx: capacity.n_tokens });
         }
@@ -269,7 +293,7 @@ impl SessionFile {
             return Err(SessionError::Cut);
         }
         input.check_sum()?;
-        Ok(HostSnapshot { ids: self.ids, snapshot, blocks })
+        Ok(HostSnapshot { key: self.key, snapshot, blocks })
     }
 
     /// An error if the session is of another model.
@@ -277,7 +301,7 @@ impl SessionFile {
         if self.fingerprint != model.fingerprint() {
             return Err(SessionError::OtherModel);
         }
-        if self.ids.iter().any(|&id| id as usize >= model.spec().n_vocab) {
+        if self.key.ids.iter().any(|&id| id as usize >= model.spec().n_vocab) {
             return damaged("it has tokens that are not in the vocabulary");
         }
         Ok(())
@@ -297,21 +321,26 @@ impl SessionFile {
             pass.rewind(seq, 0);
             return Err(error);
         }
-        Ok(self.ids)
+        Ok(self.key.ids)
     }
 }
 
-/// Writes a session file. `write_blocks` writes the blocks of `snapshot`, which covers all of `ids`. Returns the file's
+/// Writes a session file. `write_blocks` writes the blocks of `snapshot`, which covers all of `key`. Returns the file's
 /// size in bytes.
 fn write_file(
     path: &Path,
     model: &Model,
     note: &[u8],
-    ids: &[u32],
+    key: PrefixKey<'_>,
     snapshot: Option<&Snapshot>,
     write_blocks: impl FnOnce(&mut dyn Write) -> Result<(), SnapshotError>,
 ) -> Result<u64, SessionError> {
-    for (what, n, max) in [("bytes of messages", note.len(), MAX_NOTE), ("tokens", ids.len(), MAX_TOKENS)] {
+    let PrefixKey { ids, spans } = key;
+    for (what, n, max) in [
+        ("bytes of messages", note.len(), MAX_NOTE),
+        ("tokens", ids.len(), MAX_TOKENS),
+        ("spans of embedding rows", spans.len(), MAX_SPANS),
+    ] {
         if n > max {
             return Err(SessionError::TooMuch { what, n, max });
         }
@@ -321,8 +350,14 @@ fn write_file(
     header.extend(note);
     header.extend((ids.len() as u64).to_le_bytes());
     header.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+    header.extend((spans.len() as u64).to_le_bytes());
+    for &SpanKey { start, end, hash } in spans {
+        header.extend([start, end].into_iter().flat_map(|n| (n as u64).to_le_bytes()));
+        header.extend(hash.0);
+    }
     if let Some(snapshot) = snapshot {
         assert_eq!(snapshot.n_tokens(), ids.len(), "all tokens of the sequence");
+        assert!(is_of(snapshot, spans), "all spans of the sequence");
         snapshot.write_header(&mut header)?;
     }
 
@@ -349,8 +384,14 @@ fn write_file(
     Ok(bytes)
 }
 
-/// Fingerprint, note, tokens and snapshot header.
-type SessionHeader = ([u8; 32], Vec<u8>, Vec<u32>, Option<Snapshot>);
+/// Whether these are the spans of a snapshot.
+fn is_of(snapshot: &Snapshot, spans: &[SpanKey]) -> bool {
+    let places = snapshot.spans().as_slice().iter().map(|span| (span.start, span.end));
+    places.eq(spans.iter().map(|span| (span.start, span.end)))
+}
+
+/// Fingerprint, note, ids with spans, and snapshot header.
+type SessionHeader = ([u8; 32], Vec<u8>, SequenceKey, Option<Snapshot>);
 
 /// Parses a header.
 fn parse(header: &mut &[u8]) -> Result<SessionHeader, SessionError> {
@@ -358,7 +399,11 @@ fn parse(header: &mut &[u8]) -> Result<SessionHeader, SessionError> {
     let note = take(header, 1, MAX_NOTE)?.to_vec();
     let ids = take(header, size_of::<u32>(), MAX_TOKENS)?;
     let ids: Vec<u32> = ids.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect();
+    let spans = take(header, SPAN, MAX_SPANS)?.as_chunks().0.iter().map(parse_span).collect::<Result<Vec<_>, _>>()?;
     let mut snapshot = None;
+    if ids.is_empty() && !spans.is_empty() {
+        return damaged("it has spans of embedding rows and no tokens");
+    }
     if !ids.is_empty() {
         let of_ids = Snapshot::read_header(header, ids.len()).map_err(|error| match SessionError::from(error) {
             SessionError::Cut => SessionError::Damaged { why: "its head is too short" },
@@ -367,9 +412,24 @@ fn parse(header: &mut &[u8]) -> Result<SessionHeader, SessionError> {
         if of_ids.n_tokens() != ids.len() {
             return damaged("its KV cache is not that of its tokens");
         }
+        if !is_of(&of_ids, &spans) {
+            return damaged("its KV cache is not that of its spans of embedding rows");
+        }
         snapshot = Some(of_ids);
     }
-    if header.is_empty() { Ok((fingerprint, note, ids, snapshot)) } else { damaged("its head is too long") }
+    let key = SequenceKey { ids, spans };
+    if header.is_empty() { Ok((fingerprint, note, key, snapshot)) } else { damaged("its head is too long") }
+}
+
+/// Parses a span.
+fn parse_span(bytes: &[u8; SPAN]) -> Result<SpanKey, SessionError> {
+    let mut bytes = &bytes[..];
+    let mut index = || {
+        let n = u64::from_le_bytes(read_array(&mut bytes)?);
+        usize::try_from(n).or_else(|_| damaged("a span of embedding rows is longer than its tokens"))
+    };
+    let (start, end) = (index()?, index()?);
+    Ok(SpanKey { start, end, hash: ContentHash(read_array(&mut bytes)?) })
 }
 
 /// Splits off an array: a count (u64) and as many elements of `size` bytes, at most `max`.

@@ -37,6 +37,7 @@ pub fn refused(why: &SubmitError) -> DynamoError {
         | SubmitError::EmptyPrompt
         | SubmitError::PromptTooLong { .. }
         | SubmitError::TokenOutOfRange { .. }
+        | SubmitError::Span(_)
         | SubmitError::Sampling(_) => invalid(why.to_string()),
     }
 }

@@ -50,7 +50,8 @@ pub fn of_submit(error: &SubmitError) -> PyErr {
         SubmitError::TooManySequences { .. }
         | SubmitError::EmptyPrompt
         | SubmitError::PromptTooLong { .. }
-        | SubmitError::TokenOutOfRange { .. } => PromptError::new_err(message),
+        | SubmitError::TokenOutOfRange { .. }
+        | SubmitError::Span(_) => PromptError::new_err(message),
         SubmitError::Sampling(_) => OptionError::new_err(message),
     }
 }

@@ -309,6 +309,10 @@ impl<E: Executor> ForwardPass for Session<E> {
         self.limits.n_tokens
     }
 
+    fn accepts_rows(&self) -> bool {
+        self.limits.accepts_rows
+    }
+
     fn n_past(&self, seq: usize) -> usize {
         self.pages.n_past(seq)
     }

@@ -253,9 +253,10 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::NoText | SubmitError::NoLogits => Self::unsupported_by_model(message),
             SubmitError::TooManySequences { .. } => Self::invalid(message).with_code("too_many_texts"),
-            SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } | SubmitError::Sampling(_) => {
-                Self::invalid(message)
-            }
+            SubmitError::EmptyPrompt
+            | SubmitError::TokenOutOfRange { .. }
+            | SubmitError::Span(_)
+            | SubmitError::Sampling(_) => Self::invalid(message),
         }
     }
 }

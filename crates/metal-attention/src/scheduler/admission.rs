@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use metal_attention_model::SnapshotError;
 
 use crate::ForwardError;
-use crate::prefix_store::n_common;
+use crate::prompt::{PrefixKey, rewind};
 
 use super::engine::{Engine, RunningSequence};
 use super::scheduled_sequence::ScheduledSequence;
@@ -117,7 +117,7 @@ impl<'t> Engine<'t> {
             let sequence = self.preempted.remove(at);
             match self.find_placement(
                 client,
-                &sequence.ids,
+                sequence.key(),
                 sequence.next_logprob_position().unwrap_or(sequence.ids.len() - 1),
             ) {
                 AdmissionPlacement::InSequence(seq, n) => {
@@ -142,7 +142,8 @@ impl<'t> Engine<'t> {
                 self.answer(sequence, Ok(FinishReason::Length));
                 return AdmissionOutcome::Admitted;
             }
-            match self.find_placement(client, prompt, if prompt_logprobs.is_some() { 0 } else { prompt.len() - 1 }) {
+            let max_shared = if prompt_logprobs.is_some() { 0 } else { prompt.len() - 1 };
+            match self.find_placement(client, submission.key(), max_shared) {
                 AdmissionPlacement::InSequence(seq, n) => {
                     let sequence = self.new_sequence(submission);
                     self.start(sequence, seq, n);
@@ -223,8 +224,10 @@ impl<'t> Engine<'t> {
     /// Preempts the running sequence with index `i`: it waits to be admitted again. Returns its cache sequence, now
     /// idle.
     pub(super) fn preempt(&mut self, i: usize) -> usize {
-        let RunningSequence { mut sequence, cache_seq: seq, .. } = self.running.remove(i);
-        self.cache_sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
+        let running = self.running.remove(i);
+        let key = running.evaluated(&*self.pass).to_owned();
+        let RunningSequence { mut sequence, cache_seq: seq, .. } = running;
+        self.cache_sequences.keep(seq, sequence.client, key);
         tracing::debug!(
             "sequence {} gives its place up after {} tokens",
             sequence.admission_number,
@@ -242,7 +245,7 @@ impl<'t> Engine<'t> {
         update(&mut self.shared.metrics());
     }
 
-    /// Finds a cache sequence for the token ids of a sequence of `client`, with as long a prefix of them as the KV
+    /// Finds a cache sequence for a sequence of `client` with the key `key`, with as long a prefix of it as the KV
     /// cache or the store has, up to `max_shared` tokens; those after are evaluated in any case. At least the last
     /// token always is: its logits are sampled from.
     ///
@@ -254,16 +257,16 @@ impl<'t> Engine<'t> {
     /// 4. share the prefix's pages with a second cache sequence,
     /// 5. cut an idle cache sequence back to the common prefix, and continue that,
     /// 6. evaluate everything in an empty cache sequence.
-    fn find_placement(&mut self, client: Client, ids: &[u32], max_shared: usize) -> AdmissionPlacement {
-        let n_tokens = ids.len() + 1;
-        let ids = &ids[..max_shared];
-        let evaluated = self.running.iter().map(|r| (r.cache_seq, &r.sequence.ids[..self.pass.n_past(r.cache_seq)]));
+    fn find_placement(&mut self, client: Client, key: PrefixKey<'_>, max_shared: usize) -> AdmissionPlacement {
+        let n_tokens = key.len() + 1;
+        let key = key.first(max_shared);
+        let evaluated = self.running.iter().map(|r| (r.cache_seq, r.evaluated(&*self.pass)));
         let prefix =
-            longest_prefix(ids, evaluated.chain(self.cache_sequences.all_idle()), |seq, n| self.pass.reachable(seq, n));
+            longest_prefix(key, evaluated.chain(self.cache_sequences.all_idle()), |seq, n| self.pass.reachable(seq, n));
         let cached = prefix.map_or(0, |prefix| prefix.n_tokens);
         let is_prompt = |r: &RunningSequence<'_>| r.sequence.ids.len() > self.pass.n_past(r.cache_seq) + 1;
         let is_coming = |(i, r): (usize, &RunningSequence<'_>)| {
-            let n = n_common(ids, &r.sequence.ids);
+            let n = key.n_common(r.sequence.key());
             // Waiting for a sequence of another client pays only if that gets all of its client's share of a step.
             let has_share = |r: &RunningSequence<'_>| {
                 !self.running[..i].iter().any(|o| o.sequence.client == r.sequence.client && is_prompt(o))
@@ -277,7 +280,7 @@ impl<'t> Engine<'t> {
         }
         let page_len = self.pass.cache_pages().page_len;
         if self.fits(n_tokens, None)
-            && let Some(stored) = self.store.find(&mut *self.pass, client, ids)
+            && let Some(stored) = self.store.find(&mut *self.pass, client, key)
             && stored.n_tokens >= cached + page_len
         {
             // Marked as used, so that it is not evicted for its own restoration.
@@ -319,8 +322,8 @@ impl<'t> Engine<'t> {
             && self.fits(n_tokens.saturating_sub(prefix.n_tokens), Some(prefix))
         {
             self.store_idle(prefix.seq);
-            let n = self.pass.rewind(prefix.seq, prefix.n_tokens);
-            self.cache_sequences.keep(prefix.seq, owner, ids[..n].to_vec());
+            let n = rewind(&mut *self.pass, prefix.seq, key, prefix.n_tokens);
+            self.cache_sequences.keep(prefix.seq, owner, key.first(n).to_owned());
             if self.free_pages_for(n_tokens.saturating_sub(n), Some(CachedPrefix { n_tokens: n, ..prefix })) {
                 self.cache_sequences.occupy(prefix.seq);
                 return AdmissionPlacement::InSequence(prefix.seq, n);

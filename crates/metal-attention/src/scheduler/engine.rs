@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use metal_attention_model::{ASLEEP_AFTER, wake};
 
 use crate::prefix_store::PrefixStore;
+use crate::prompt::PrefixKey;
 use crate::tokenizer::Tokenizer;
 use crate::{ForwardPass, Model, Pooler, StateUse};
 
@@ -41,6 +42,13 @@ pub(super) struct RunningSequence<'t> {
     pub time_slice_start: Option<Instant>,
     /// Whether a snapshot of the end of its prompt is in the prefix store, or is not needed.
     pub prompt_end_is_kept: bool,
+}
+
+impl RunningSequence<'_> {
+    /// The key of its tokens in the KV cache of `pass`.
+    pub fn evaluated(&self, pass: &dyn ForwardPass) -> PrefixKey<'_> {
+        self.sequence.key().first(pass.n_past(self.cache_seq))
+    }
 }
 
 /// The forward pass and all that the scheduler's thread keeps about requests.
@@ -207,14 +215,15 @@ impl<'t> Engine<'t> {
     /// Ends the running sequence with index `i`. Its cache sequence becomes idle, so that later prompts can share its
     /// pages.
     pub fn end(&mut self, i: usize, outcome: Result<FinishReason, RequestError>) {
-        let RunningSequence { sequence, cache_seq: seq, .. } = self.running.remove(i);
+        let running = self.running.remove(i);
+        let seq = running.cache_seq;
         // The pages may hold NaN, which a prompt that shares them would meet again.
         if matches!(outcome, Err(RequestError::Forward(_) | RequestError::NoNumbers)) {
             self.evict(seq);
         } else {
-            self.cache_sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
+            self.cache_sequences.keep(seq, running.sequence.client, running.evaluated(&*self.pass).to_owned());
         }
-        self.answer(sequence, outcome);
+        self.answer(running.sequence, outcome);
     }
 
     /// Sends the last event to the client, and counts the request.
@@ -265,11 +274,11 @@ impl<'t> Engine<'t> {
     pub fn store_idle(&mut self, seq: usize) {
         let Self { pass, cache_sequences, store, running, embeddings, .. } = self;
         let others_wait = !running.is_empty() || !embeddings.is_empty();
-        let (Some(ids), Some(client)) = (cache_sequences.idle(seq), cache_sequences.owner(seq)) else { return };
-        let running = running.iter().map(|r| (r.cache_seq, &r.sequence.ids[..pass.n_past(r.cache_seq)]));
+        let (Some(key), Some(client)) = (cache_sequences.idle(seq), cache_sequences.owner(seq)) else { return };
+        let running = running.iter().map(|r| (r.cache_seq, r.evaluated(&**pass)));
         let mut others = running.chain(cache_sequences.all_idle()).filter(|(other, _)| *other != seq);
-        if !others.any(|(other, of_other)| of_other.starts_with(ids) && pass.reachable(other, ids.len()) == ids.len()) {
-            store.keep(&mut **pass, seq, client, ids, others_wait);
+        if !others.any(|(other, of_other)| of_other.starts_with(key) && pass.reachable(other, key.len()) == key.len()) {
+            store.keep(&mut **pass, seq, client, key, others_wait);
         }
     }
 
@@ -280,7 +289,7 @@ impl<'t> Engine<'t> {
         for RunningSequence { sequence, cache_seq, prompt_end_is_kept, .. } in
             running.iter_mut().filter(|r| !r.prompt_end_is_kept)
         {
-            let prompt = &sequence.ids[..sequence.n_prompt];
+            let prompt = sequence.key().first(sequence.n_prompt);
             *prompt_end_is_kept = store.keep_prompt_end(&mut **pass, *cache_seq, sequence.client, prompt, others_wait);
         }
     }
@@ -289,9 +298,9 @@ impl<'t> Engine<'t> {
     fn publish(&mut self) {
         let Self { pass, cache_sequences, running, block_tree, .. } = self;
         if let Some(block_tree) = block_tree {
-            let held = |seq: usize, ids| EvaluatedSequence { seq, use_number: cache_sequences.use_number(seq), ids };
-            let running = running.iter().map(|r| held(r.cache_seq, &r.sequence.ids[..pass.n_past(r.cache_seq)]));
-            block_tree.update(running.chain(cache_sequences.all_idle().map(|(seq, ids)| held(seq, ids))));
+            let held = |(seq, key)| EvaluatedSequence { seq, use_number: cache_sequences.use_number(seq), key };
+            let running = running.iter().map(|r| (r.cache_seq, r.evaluated(&**pass)));
+            block_tree.update(running.chain(cache_sequences.all_idle()).map(held));
         }
         let pages = self.pass.cache_pages();
         let sequences = self.running.iter().map(|running| running.cache_seq);

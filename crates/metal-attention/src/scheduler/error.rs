@@ -93,6 +93,9 @@ pub enum SubmitError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// A span of embedding rows does not fit the prompt or the model, or the device evaluates none.
+    #[error(transparent)]
+    Span(ForwardError),
     /// A sampling option is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),

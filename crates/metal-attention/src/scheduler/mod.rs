@@ -58,16 +58,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::prompt::{PromptLimits, span_keys};
 use crate::sampling::Sampler;
 use crate::tokenizer::Tokenizer;
-use crate::{EngineOptions, ForwardPass, Model};
+use crate::{EngineOptions, ForwardError, ForwardPass, Model};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use engine::Engine;
 use queue::{EmbeddingRequest, RequestedOutput, SharedQueue, Submission};
 
 pub use crate::prefix_store::{CacheDisk, StoreUse};
-pub use block_tree::{BlockId, CacheEvent, CacheObserver};
+pub use block_tree::{BlockId, BlockSpan, CacheEvent, CacheObserver};
 pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes, SequenceProgress};
 pub use replicas::Replicas;
@@ -90,7 +91,7 @@ pub struct SchedulerOptions {
     pub n_queue: usize,
     /// Maximum number of tokens in a step, at least `n_parallel`. `None`: the larger of the forward pass's micro-batch
     /// and `n_parallel`. A longer prompt is evaluated in chunks of this size, or smaller ones while other sequences
-    /// wait, which decode in between.
+    /// wait, which decode in between. A span of embedding rows is evaluated in one step, however long it is.
     pub n_batch: Option<usize>,
     /// Time slice: how long a sequence runs before it may be preempted for a client without a slot. Counted from its
     /// first new token.
@@ -132,18 +133,10 @@ struct Handle {
     n_queue: usize,
     /// Slots.
     n_parallel: usize,
-    /// Size of the vocabulary.
-    n_vocab: usize,
-    /// Whether the model has an output head.
-    has_logits: bool,
-    /// Whether the model can generate: it has an output head and a causal mask.
-    generates_text: bool,
-    /// Maximum number of tokens in a prompt: the context, or the whole KV cache if that is smaller.
-    n_ctx: usize,
+    /// What the forward pass allows of prompts. Their maximum number of tokens is that of the positions.
+    limits: PromptLimits,
     /// Bytes of the KV cache, recurrent states included.
     cache_bytes: u64,
-    /// Context length of the model's training, for error messages.
-    n_ctx_train: usize,
     /// The message of the engine's panic, if it panicked. The channel closes when the thread has ended.
     defect: watch::Receiver<Option<Arc<str>>>,
 }
@@ -200,17 +193,12 @@ impl Scheduler {
         let tokenizer = model.tokenizer()?;
         let shared = Arc::new(SharedQueue::default());
         let (defect_sender, defect) = watch::channel(None);
-        let pages = pass.cache_pages();
         let handle = Handle {
             shared: Arc::clone(&shared),
             tokenizer: Arc::clone(&tokenizer),
             n_queue: options.n_queue,
             n_parallel: options.n_parallel,
-            n_vocab: pass.spec().n_vocab,
-            has_logits: pass.spec().output.head.is_some(),
-            generates_text: pass.spec().generates_text(),
-            n_ctx_train: pass.spec().n_ctx_train,
-            n_ctx: pass.n_ctx().min(pages.total * pages.page_len),
+            limits: PromptLimits::of(&*pass),
             cache_bytes: pass.kv_cache_bytes() as u64,
             defect,
         };
@@ -242,10 +230,15 @@ impl Scheduler {
 
     /// Checks a request. Returns it with the receiver of its events; nothing is queued yet.
     fn prepare_generation(&self, mut request: Request) -> Result<(Submission, Events), SubmitError> {
-        if !self.handle.generates_text {
+        if !self.handle.limits.spec.generates_text() {
             return Err(SubmitError::NoText);
         }
         self.check_prompt(&request.prompt)?;
+        if !request.spans.is_empty() && request.prompt_logprobs.is_some() {
+            let why = "log probabilities of the prompt are requested, and rows have none";
+            return Err(SubmitError::Span(ForwardError::BadSpan { why }));
+        }
+        let max_len = self.handle.limits.check(&request.prompt, &request.spans).map_err(SubmitError::Span)?;
         let mut sampling = std::mem::take(&mut request.sampling);
         sampling.logit_bias.append(&mut request.logit_bias);
         self.check_ids(sampling.logit_bias.iter().map(|(id, _)| id))?;
@@ -254,7 +247,8 @@ impl Scheduler {
         let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
         let sampler = Sampler::new(sampling)?.with_vocabulary(vocabulary);
         let (events, receiver) = mpsc::unbounded_channel();
-        let submission = Submission { request, sampler, events, submitted: Instant::now(), ticket: None };
+        let (span_keys, submitted) = (span_keys(&request.spans), Instant::now());
+        let submission = Submission { request, span_keys, max_len, sampler, events, submitted, ticket: None };
         Ok((submission, Events::new(receiver)))
     }
 
@@ -279,7 +273,8 @@ impl Scheduler {
     /// Submits a sequence of `client` for the logits after each of its tokens from position `from` on:
     /// `[n_tokens - from, n_vocab]`, row-major. Errors are those of [`submit`](Self::submit), and `NoLogits`.
     pub fn logits(&self, client: Client, ids: Vec<u32>, from: usize) -> Result<VectorFuture, SubmitError> {
-        let has_logits = if self.handle.has_logits { Ok(()) } else { Err(SubmitError::NoLogits) };
+        let has_logits =
+            if self.handle.limits.spec.output.head.is_some() { Ok(()) } else { Err(SubmitError::NoLogits) };
         self.counted(has_logits.and_then(|()| self.queue_embedding(client, ids, RequestedOutput::Logits(from))))
     }
 
@@ -388,7 +383,8 @@ impl Scheduler {
 
     /// Checks the length and the token ids of a prompt.
     fn check_prompt(&self, prompt: &[u32]) -> Result<(), SubmitError> {
-        let (n_ctx, n_ctx_train) = (self.handle.n_ctx, self.handle.n_ctx_train);
+        let PromptLimits { spec, n_positions: n_ctx, .. } = &self.handle.limits;
+        let (n_ctx, n_ctx_train) = (*n_ctx, spec.n_ctx_train);
         match prompt.len() {
             0 => Err(SubmitError::EmptyPrompt),
             n_prompt if n_prompt > n_ctx => Err(SubmitError::PromptTooLong { n_prompt, n_ctx, n_ctx_train }),
@@ -398,7 +394,7 @@ impl Scheduler {
 
     /// Checks that all ids are in the vocabulary.
     fn check_ids<'a>(&self, mut ids: impl Iterator<Item = &'a u32>) -> Result<(), SubmitError> {
-        let n_vocab = self.handle.n_vocab;
+        let n_vocab = self.handle.limits.spec.n_vocab;
         match ids.find(|&&id| id as usize >= n_vocab) {
             Some(&id) => Err(SubmitError::TokenOutOfRange { id, n_vocab }),
             None => Ok(()),

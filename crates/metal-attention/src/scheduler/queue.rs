@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::SpanKey;
+use crate::prompt::PrefixKey;
 use crate::sampling::Sampler;
 use tokio::sync::{mpsc, oneshot};
 
@@ -26,6 +28,10 @@ impl Drop for Ticket {
 pub(super) struct Submission {
     /// The request; its sampling options have been moved to `sampler`.
     pub request: Request,
+    /// The keys of the prompt's spans.
+    pub span_keys: Vec<SpanKey>,
+    /// The most tokens that the sequence can have, if its spans bound it.
+    pub max_len: usize,
     /// Sampler of the request, with no token accepted yet.
     pub sampler: Sampler,
     /// Channel to the client.
@@ -34,6 +40,13 @@ pub(super) struct Submission {
     pub submitted: Instant,
     /// Set when it enters the queue.
     pub ticket: Option<Ticket>,
+}
+
+impl Submission {
+    /// What the prompt is known by.
+    pub fn key(&self) -> PrefixKey<'_> {
+        PrefixKey { ids: &self.request.prompt, spans: &self.span_keys }
+    }
 }
 
 /// A request for one vector of a whole sequence: its embedding, a reranker's scores, or logits.

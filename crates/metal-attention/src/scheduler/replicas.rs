@@ -6,11 +6,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::prompt::PrefixKey;
 use crate::{ForwardPass, HostSnapshot, Model};
 
 use super::queue::RequestedOutput;
 use super::{
-    BlockId, CacheCapacity, CacheEvent, Client, Events, Metrics, Request, Scheduler, SchedulerOptions,
+    BlockId, BlockSpan, CacheCapacity, CacheEvent, Client, Events, Metrics, Request, Scheduler, SchedulerOptions,
     SequenceProgress, SlotError, StartError, SubmitError, VectorFuture,
 };
 
@@ -38,7 +39,7 @@ struct Replica {
     held: Arc<Mutex<HeldPages>>,
 }
 
-/// The pages that a replica's KV cache holds, each by a hash of all tokens up to its end.
+/// The pages that a replica's KV cache holds, each by a hash of all tokens and spans up to its end.
 #[derive(Debug, Default)]
 struct HeldPages {
     /// The hash of each block.
@@ -47,20 +48,21 @@ struct HeldPages {
     hashes: HashSet<u64>,
 }
 
-/// The hash of a page with these tokens, after the pages with hash `before`.
-fn page_hash(before: u64, tokens: &[u32]) -> u64 {
+/// The hash of a page with these tokens and parts of spans, after the pages with hash `before`.
+fn page_hash(before: u64, tokens: &[u32], spans: impl Iterator<Item = BlockSpan>) -> u64 {
     let mut hasher = DefaultHasher::new();
     (before, tokens).hash(&mut hasher);
+    spans.for_each(|span| span.hash(&mut hasher));
     hasher.finish()
 }
 
 /// The hashes of a prompt's whole pages. The last token is left out: it is always evaluated.
-fn page_hashes(prompt: &[u32], page_len: usize) -> Vec<u64> {
-    let tokens = &prompt[..prompt.len().saturating_sub(1)];
+fn page_hashes(prompt: PrefixKey<'_>, page_len: usize) -> Vec<u64> {
+    let (tokens, page_len) = (&prompt.ids[..prompt.len().saturating_sub(1)], page_len.max(1));
     let mut hash = 0;
-    let pages = tokens.chunks_exact(page_len.max(1));
-    let up_to = pages.map(|page| {
-        hash = page_hash(hash, page);
+    let up_to = tokens.chunks_exact(page_len).enumerate().map(|(i, page)| {
+        let start = i * page_len;
+        hash = page_hash(hash, page, BlockSpan::of_block(prompt.spans, start, start + page_len));
         hash
     });
     up_to.collect()
@@ -70,11 +72,12 @@ impl HeldPages {
     /// Applies a change of the KV cache.
     fn add(&mut self, event: CacheEvent) {
         match event {
-            CacheEvent::Stored { parent, blocks, tokens } => {
+            CacheEvent::Stored { parent, blocks, tokens, spans } => {
                 let page_len = tokens.len() / blocks.len().max(1);
                 let mut hash = parent.and_then(|parent| self.of_block.get(&parent).copied()).unwrap_or(0);
                 for (block, page) in blocks.into_iter().zip(tokens.chunks_exact(page_len.max(1))) {
-                    hash = page_hash(hash, page);
+                    let in_block = spans.iter().filter(|(of, _)| *of == block).map(|(_, span)| *span);
+                    hash = page_hash(hash, page, in_block);
                     self.of_block.insert(block, hash);
                     self.hashes.insert(hash);
                 }
@@ -183,9 +186,9 @@ impl Replicas {
 
     /// Submits a generation request ([`Scheduler::submit`]) to the best replica that accepts it.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
-        let hashes = if self.all.len() > 1 { page_hashes(&request.prompt, self.page_len) } else { Vec::new() };
         let prepared = self.counted(self.all[0].scheduler.prepare_generation(request))?;
         let (submission, events) = prepared;
+        let hashes = if self.all.len() > 1 { page_hashes(submission.key(), self.page_len) } else { Vec::new() };
         let mut submission = Some(submission);
         self.counted(self.push_to_first(&hashes, |scheduler| scheduler.push_generation(&mut submission)))?;
         Ok(events)
@@ -317,6 +320,7 @@ impl Replicas {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ContentHash, SpanKey};
 
     #[test]
     fn pages_are_known_by_all_tokens_up_to_their_end() {
@@ -325,7 +329,9 @@ mod tests {
             parent: parent.map(BlockId),
             blocks: blocks.iter().map(|&id| BlockId(id)).collect(),
             tokens: tokens.to_vec(),
+            spans: Vec::new(),
         };
+        let page_hashes = |ids: &[u32], page_len| page_hashes(PrefixKey { ids, spans: &[] }, page_len);
         held.add(stored(None, &[0, 1], &[1, 2, 3, 4]));
         held.add(stored(Some(0), &[2], &[9, 9]));
         let n_common = |held: &HeldPages, prompt: &[u32]| held.n_common(&page_hashes(prompt, 2));
@@ -340,6 +346,22 @@ mod tests {
         assert_eq!((n_common(&held, &[1, 2, 3, 4, 5]), n_common(&held, &[1, 2, 9, 9, 9])), (1, 2));
         held.add(CacheEvent::Removed { blocks: vec![BlockId(2), BlockId(0)] });
         assert!(held.of_block.is_empty() && held.hashes.is_empty());
+    }
+
+    #[test]
+    fn pages_with_spans_are_known_by_their_hashes_and_offsets() {
+        let mut held = HeldPages::default();
+        let span = |start, end, hash| SpanKey { start, end, hash: ContentHash([hash; 32]) };
+        let ids = [1, 7, 7, 7, 2, 2, 3];
+        let blocks: Vec<_> = [0, 1, 2].map(BlockId).into();
+        let parts = |block: usize| BlockSpan::of_block(&[span(1, 4, 8)], 2 * block, 2 * block + 2).collect::<Vec<_>>();
+        let spans = (0..3).flat_map(|i| parts(i).into_iter().map(move |part| (BlockId(i as u64), part))).collect();
+        held.add(CacheEvent::Stored { parent: None, blocks, tokens: ids[..6].to_vec(), spans });
+        let n_common = |spans: &[SpanKey]| held.n_common(&page_hashes(PrefixKey { ids: &ids, spans }, 2));
+        assert_eq!(n_common(&[span(1, 4, 8)]), 3);
+        assert_eq!((n_common(&[span(1, 4, 9)]), n_common(&[])), (0, 0));
+        // The second page has two rows in each case, from the third of a span on, or from its first.
+        assert_eq!((n_common(&[span(1, 2, 8), span(2, 4, 8)]), n_common(&[span(1, 4, 8), span(4, 6, 8)])), (1, 2));
     }
 
     #[test]

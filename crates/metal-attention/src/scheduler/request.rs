@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::sampling::SamplerOptions;
-use crate::{Constraint, LogitsProcessor};
+use crate::{Constraint, LogitsProcessor, PromptSpan};
 use tokio::sync::mpsc;
 
 use super::RequestError;
@@ -30,6 +30,9 @@ pub struct Request {
     pub client: Client,
     /// Token ids of the prompt, special tokens included.
     pub prompt: Arc<[u32]>,
+    /// Rows of embeddings in the place of some inputs of the prompt, which has ids there, too: in order, without
+    /// overlap, and none at the prompt's end. Usually empty. Not with `prompt_logprobs`.
+    pub spans: Arc<[PromptSpan]>,
     /// Options of the sampler.
     pub sampling: SamplerOptions,
     /// Maximum number of tokens to generate. `None`: until an end token is sampled or the context is full.
@@ -148,7 +151,7 @@ impl FinishReason {
 /// Token counts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Tokens of the prompt.
+    /// Tokens of the prompt, those in the place of rows included.
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were in the KV cache already.
     pub cached_tokens: usize,

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use crate::choice::{AllowedTokens, RequiredScores, Scores, choose, is_number, required_scores};
 use crate::constraint::ActiveConstraint;
 use crate::logits_processor::ActiveProcessor;
+use crate::prompt::PrefixKey;
 use crate::sampling::Sampler;
 use crate::tokenizer::Tokenizer;
-use crate::{TextStream, highest};
+use crate::{PromptSpan, SpanKey, TextStream, highest};
 use tokio::sync::mpsc;
 
 use super::queue::{Submission, Ticket};
@@ -47,6 +48,13 @@ pub(super) struct ScheduledSequence<'t> {
     pub client: Client,
     /// Token ids: the prompt, then the generated tokens.
     pub ids: Vec<u32>,
+    /// The spans of embedding rows in the prompt.
+    pub spans: Arc<[PromptSpan]>,
+    /// Their keys.
+    span_keys: Vec<SpanKey>,
+    /// The most tokens that it can have, if its spans bound it: positions of text behind them may exceed the indices of
+    /// its tokens.
+    max_len: usize,
     /// Number in the order of first admission; larger is younger. A preempted sequence keeps it.
     pub admission_number: u64,
     /// The most tokens of it that were ever in the KV cache. Only tokens beyond these count as progress after a
@@ -107,7 +115,7 @@ impl<'t> ScheduledSequence<'t> {
     /// The sequence of `submission`, for a model with a vocabulary of `n_vocab` tokens. The prompt is already accepted
     /// by the sampler.
     pub fn new(submission: Submission, tokenizer: &'t Tokenizer, n_vocab: usize, admission_number: u64) -> Self {
-        let Submission { request, mut sampler, events, submitted, ticket } = submission;
+        let Submission { request, span_keys, max_len, mut sampler, events, submitted, ticket } = submission;
         for &id in &*request.prompt {
             sampler.accept(id);
         }
@@ -118,6 +126,9 @@ impl<'t> ScheduledSequence<'t> {
             n_prompt: request.prompt.len(),
             n_cached: 0,
             ids: request.prompt.to_vec(),
+            spans: request.spans,
+            span_keys,
+            max_len,
             tokenizer,
             sampler,
             stream: TextStream::new(tokenizer, &request.prompt, request.stop.to_vec()),
@@ -141,6 +152,11 @@ impl<'t> ScheduledSequence<'t> {
             first_token: None,
             ticket,
         }
+    }
+
+    /// What its tokens are known by.
+    pub fn key(&self) -> PrefixKey<'_> {
+        PrefixKey { ids: &self.ids, spans: &self.span_keys }
     }
 
     /// Records an admission, with `n_cached` tokens found in the KV cache. Returns whether it is the first one; after a
@@ -284,7 +300,7 @@ impl<'t> ScheduledSequence<'t> {
             StepOutcome::Finished(FinishReason::EndOfText)
         } else if is_late || self.max_tokens.is_some_and(|max| self.n_generated() >= max) {
             StepOutcome::Finished(FinishReason::Length)
-        } else if self.ids.len() > n_ctx {
+        } else if self.ids.len() > n_ctx.min(self.max_len) {
             StepOutcome::Finished(FinishReason::ContextFull)
         } else {
             StepOutcome::Continues

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 
 use super::Client;
-use crate::prefix_store::n_common;
+use crate::SequenceKey;
+use crate::prompt::PrefixKey;
 
 /// A prefix of a prompt that a cache sequence holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,9 +20,9 @@ pub(super) struct CachedPrefix {
 enum SequenceUse {
     /// It holds no tokens.
     Empty,
-    /// It keeps tokens for later prompts: the client they are of, the tokens, and the time of the last use (in counted
+    /// It keeps tokens for later prompts: the client they are of, their key, and the time of the last use (in counted
     /// uses).
-    Idle(Client, Vec<u32>, u64),
+    Idle(Client, SequenceKey, u64),
     /// A running sequence or an embedding uses it.
     Busy,
 }
@@ -64,10 +65,10 @@ impl SequencePool {
         idle
     }
 
-    /// The tokens of a cache sequence; `None` if it is not idle.
-    pub fn idle(&self, seq: usize) -> Option<&[u32]> {
+    /// The key of a cache sequence's tokens; `None` if it is not idle.
+    pub fn idle(&self, seq: usize) -> Option<PrefixKey<'_>> {
         match &self.uses[seq] {
-            SequenceUse::Idle(_, ids, _) => Some(ids),
+            SequenceUse::Idle(_, key, _) => Some(key.as_prefix()),
             _ => None,
         }
     }
@@ -80,8 +81,8 @@ impl SequencePool {
         }
     }
 
-    /// The idle cache sequences with their tokens.
-    pub fn all_idle(&self) -> impl Iterator<Item = (usize, &[u32])> {
+    /// The idle cache sequences with the keys of their tokens.
+    pub fn all_idle(&self) -> impl Iterator<Item = (usize, PrefixKey<'_>)> {
         (0..self.uses.len()).filter_map(|seq| Some((seq, self.idle(seq)?)))
     }
 
@@ -98,9 +99,9 @@ impl SequencePool {
         }
     }
 
-    /// Makes a cache sequence idle with the tokens `ids` of `client`; empty if there are none.
-    pub fn keep(&mut self, seq: usize, client: Client, ids: Vec<u32>) {
-        let slot = if ids.is_empty() { SequenceUse::Empty } else { SequenceUse::Idle(client, ids, self.now + 1) };
+    /// Makes a cache sequence idle with tokens of `client`, known by `key`; empty if there are none.
+    pub fn keep(&mut self, seq: usize, client: Client, key: SequenceKey) {
+        let slot = if key.ids.is_empty() { SequenceUse::Empty } else { SequenceUse::Idle(client, key, self.now + 1) };
         self.set(seq, slot);
     }
 
@@ -122,14 +123,17 @@ impl SequencePool {
     }
 }
 
-/// The longest usable prefix of `ids` among `known` cache sequences and their tokens. `reachable(seq, n)` returns how
+/// The longest usable prefix of `key` among `known` cache sequences and their keys. `reachable(seq, n)` returns how
 /// many of the first `n` tokens a cache sequence can be cut back to. `None` if nothing is usable; the last of equals.
 pub(super) fn longest_prefix<'a>(
-    ids: &[u32],
-    known: impl Iterator<Item = (usize, &'a [u32])>,
+    key: PrefixKey<'_>,
+    known: impl Iterator<Item = (usize, PrefixKey<'a>)>,
     reachable: impl Fn(usize, usize) -> usize,
 ) -> Option<CachedPrefix> {
-    let prefixes = known.map(|(seq, tokens)| CachedPrefix { seq, n_tokens: reachable(seq, n_common(ids, tokens)) });
+    let prefixes = known.map(|(seq, of_seq)| {
+        let n_tokens = key.reachable(key.n_common(of_seq), |n| reachable(seq, n));
+        CachedPrefix { seq, n_tokens }
+    });
     prefixes.filter(|prefix| prefix.n_tokens > 0).max_by_key(|prefix| prefix.n_tokens)
 }
 
@@ -142,20 +146,21 @@ mod tests {
         let mut slots = SequencePool::new(4);
         assert_eq!((slots.empty(), slots.least_recently_used_idle(None)), (Some(0), None));
         slots.occupy(0);
-        slots.keep(1, Client::Unknown, vec![1, 2, 3]);
-        slots.keep(2, Client::Unknown, vec![1, 2, 4, 5]);
-        slots.keep(3, Client::Unknown, vec![]);
+        slots.keep(1, Client::Unknown, vec![1, 2, 3].into());
+        slots.keep(2, Client::Unknown, vec![1, 2, 4, 5].into());
+        slots.keep(3, Client::Unknown, vec![].into());
         assert_eq!(slots.empty(), Some(3));
-        let longest = |ids: &[u32]| longest_prefix(ids, slots.all_idle(), |_, n| n);
+        let longest = |ids: &[u32]| longest_prefix(PrefixKey { ids, spans: &[] }, slots.all_idle(), |_, n| n);
         assert_eq!(longest(&[1, 2, 4, 6]), Some(CachedPrefix { seq: 2, n_tokens: 3 }));
         assert_eq!(longest(&[2]), None);
         let lost = |seq: usize, n: usize| if seq == 2 { 0 } else { n };
-        assert_eq!(longest_prefix(&[1, 2, 4, 6], slots.all_idle(), lost), Some(CachedPrefix { seq: 1, n_tokens: 2 }));
+        let key = PrefixKey { ids: &[1, 2, 4, 6], spans: &[] };
+        assert_eq!(longest_prefix(key, slots.all_idle(), lost), Some(CachedPrefix { seq: 1, n_tokens: 2 }));
         assert_eq!(slots.least_recently_used_idle(None), Some(1));
         slots.touch(1);
         assert_eq!((slots.least_recently_used_idle(None), slots.least_recently_used_idle(Some(2))), (Some(2), Some(1)));
         assert_eq!(slots.idle_by_end(), [2, 1]);
         slots.clear(2);
-        assert_eq!((slots.idle(2), slots.idle(1)), (None, Some(&[1, 2, 3][..])));
+        assert_eq!((slots.idle(2), slots.idle(1).map(|key| key.ids)), (None, Some(&[1, 2, 3][..])));
     }
 }

@@ -8,6 +8,7 @@ use metal_attention_model::SnapshotError;
 use tokio::sync::oneshot;
 
 use crate::HostSnapshot;
+use crate::prompt::PrefixKey;
 
 use super::admission::is_capacity_error;
 use super::engine::Engine;
@@ -97,7 +98,7 @@ impl Scheduler {
 
     /// The capacity of the KV cache.
     pub fn cache_capacity(&self) -> CacheCapacity {
-        CacheCapacity { n_tokens: self.handle.n_ctx, bytes: self.handle.cache_bytes }
+        CacheCapacity { n_tokens: self.handle.limits.n_positions, bytes: self.handle.cache_bytes }
     }
 }
 
@@ -112,15 +113,15 @@ impl Engine<'_> {
 
     /// [`Scheduler::save_slot`] on the engine's thread.
     fn save_slot(&mut self, slot: usize) -> Result<HostSnapshot, SlotError> {
-        let (seq, ids) = match self.running.get(slot) {
-            Some(running) => (running.cache_seq, &running.sequence.ids[..self.pass.n_past(running.cache_seq)]),
+        let (seq, key) = match self.running.get(slot) {
+            Some(running) => (running.cache_seq, running.evaluated(&*self.pass)),
             None => self.ended_slot(slot)?,
         };
-        if ids.is_empty() {
+        if key.ids.is_empty() {
             return Err(SlotError::Empty { slot });
         }
-        let ids = ids.to_vec();
-        Ok(HostSnapshot::copy(&mut *self.pass, seq, ids)?)
+        let key = key.to_owned();
+        Ok(HostSnapshot::copy(&mut *self.pass, seq, key)?)
     }
 
     /// [`Scheduler::restore_slot`] on the engine's thread.
@@ -131,7 +132,7 @@ impl Engine<'_> {
             self.evict(seq);
             return Err(if is_capacity_error(&error) { SlotError::NoRoom { n_tokens } } else { error.into() });
         }
-        self.cache_sequences.keep(seq, client, snapshot.ids().to_vec());
+        self.cache_sequences.keep(seq, client, snapshot.key.clone());
         Ok(())
     }
 
@@ -140,17 +141,17 @@ impl Engine<'_> {
         if slot < self.running.len() {
             return Err(SlotError::Busy { slot });
         }
-        let (seq, ids) = self.ended_slot(slot)?;
-        let ids = ids.to_vec();
+        let (seq, key) = self.ended_slot(slot)?;
+        let key = key.to_owned();
         if let Some(client) = self.cache_sequences.owner(seq) {
-            self.store.forget(client, &ids);
+            self.store.forget(client, key.as_prefix());
         }
         self.evict(seq);
-        Ok(ids.len())
+        Ok(key.ids.len())
     }
 
-    /// The cache sequence and the tokens of a slot that is not running.
-    fn ended_slot(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
+    /// The cache sequence and the key of a slot that is not running.
+    fn ended_slot(&self, slot: usize) -> Result<(usize, PrefixKey<'_>), SlotError> {
         let seq = slot.checked_sub(self.running.len()).and_then(|i| self.cache_sequences.idle_by_end().get(i).copied());
         let ended = seq.and_then(|seq| Some((seq, self.cache_sequences.idle(seq)?)));
         ended.ok_or(SlotError::Empty { slot })

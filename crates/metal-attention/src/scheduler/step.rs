@@ -18,7 +18,8 @@
 use std::time::Instant;
 
 use crate::choice::{self, RequiredScores, Scores};
-use crate::{BatchToken, ForwardError};
+use crate::prompt::{spans_within, with_batch};
+use crate::{BatchToken, ForwardError, PromptSpan};
 
 use super::batch_sizer::MAX_LOGITS_BYTES;
 use super::client_ring::share_between_clients;
@@ -32,6 +33,8 @@ struct BatchPlan {
     /// The tokens of sequences with a single token left to evaluate, then prefill chunks. The tokens of one sequence
     /// are consecutive.
     tokens: Vec<BatchToken>,
+    /// The spans of embedding rows, with the index of each one's first input in `tokens`.
+    spans: Vec<(usize, PromptSpan)>,
     /// The use of each row of scores: one entry for each output token of `tokens`, in the same order.
     scores_uses: Vec<ScoresUse>,
     /// Number of decode tokens: tokens that were generated in an earlier step and are the only ones of their sequences
@@ -110,7 +113,8 @@ impl Engine<'_> {
 
     /// Plans the next batch: one token of each sequence with a single token left to evaluate, then prefill chunks of
     /// the others. The tokens of the chunks are divided equally between clients, within a limit that the batch sizer
-    /// sets. Empty if no sequence runs.
+    /// sets. A span of embedding rows is not divided: a chunk ends before it, or has all of it, and the chunks after
+    /// have that much less. Empty if no sequence runs.
     fn plan_batch(&self) -> BatchPlan {
         let mut batch = BatchPlan::default();
         // At least 1: a running sequence has tokens that are not in the KV cache.
@@ -128,9 +132,19 @@ impl Engine<'_> {
         // Rows of logits that the step may still return for log probabilities of prompts; rows that tokens are sampled
         // from do not count. At least one at first, so that every step makes progress.
         let mut logprob_rows_left = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
-        for (i, n) in single_token.chain(prefilling.into_iter().zip(chunk_lens)).filter(|&(_, n)| n > 0) {
+        // Tokens that chunks with a whole span have beyond their share.
+        let mut n_over = 0;
+        for (i, share) in single_token.chain(prefilling.into_iter().zip(chunk_lens)) {
+            let n = share.saturating_sub(n_over);
+            n_over -= share - n;
+            if n == 0 {
+                continue;
+            }
             let (sequence, seq) = (&self.running[i].sequence, self.running[i].cache_seq);
             let start = self.pass.n_past(seq);
+            let chunk = sequence.key().chunk(start, n);
+            n_over += chunk.saturating_sub(n);
+            let n = chunk;
             let last = sequence.ids.len() - 1;
             // The positions whose logits give log probabilities of the prompt; an empty range if none are wanted. The
             // logits of position p give the log probability of the token at p + 1. So the last position is not among
@@ -147,6 +161,7 @@ impl Engine<'_> {
             let is_logprob_position = |pos| logprob_positions.contains(&pos);
             let is_output = |pos| pos == last || is_logprob_position(pos);
             let token = |pos| BatchToken { id: sequence.ids[pos], seq, pos, output: is_output(pos) };
+            batch.spans.extend(spans_within(&sequence.spans, start..start + n, batch.tokens.len()));
             batch.tokens.extend((start..start + n).map(token));
             let n_logprobs = (start..start + n).filter(|&pos| is_logprob_position(pos)).count();
             logprob_rows_left -= n_logprobs;
@@ -190,7 +205,7 @@ impl Engine<'_> {
         let mut outcomes: SequenceOutcomes = Vec::new();
         // Indices in `running` of the sequences that need all logits.
         let mut needs_logits = Vec::new();
-        choice::evaluate(&mut **pass, &batch.tokens, required, |row, scores| {
+        let row = |row: usize, scores: Scores<'_>| {
             let (ScoresUse::PromptLogprob(i) | ScoresUse::Sample(i)) = batch.scores_uses[row];
             // Only a row that failed gives its sequence an outcome before the last row. The rows after it are ignored.
             if outcomes.iter().any(|(with_outcome, _)| *with_outcome == i) {
@@ -207,7 +222,8 @@ impl Engine<'_> {
                     outcome => outcomes.push((i, outcome)),
                 },
             }
-        })?;
+        };
+        with_batch(&batch.tokens, &batch.spans, |batch| choice::evaluate(&mut **pass, batch, required, row))?;
         let last_token = |&i: &usize| {
             let (ids, seq) = (&running[i].sequence.ids, running[i].cache_seq);
             BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, output: true }

@@ -20,8 +20,8 @@ impl Replay {
     /// Applies an event; panics if it contradicts earlier ones.
     fn apply(&mut self, event: CacheEvent) {
         match event {
-            CacheEvent::Stored { parent, blocks, tokens } => {
-                assert_eq!(tokens.len(), blocks.len() * PAGE);
+            CacheEvent::Stored { parent, blocks, tokens, spans } => {
+                assert_eq!((tokens.len(), spans.len()), (blocks.len() * PAGE, 0));
                 let mut tokens_so_far = parent.map_or_else(Vec::new, |parent| self.0[&parent].clone());
                 for (block, tokens) in blocks.into_iter().zip(tokens.chunks(PAGE)) {
                     tokens_so_far.extend_from_slice(tokens);
@@ -79,6 +79,7 @@ fn pages_are_reported_when_they_are_full_and_when_they_are_freed() {
         parent: i.checked_sub(1).map(|i| BlockId(i as u64)),
         blocks: vec![BlockId(i as u64)],
         tokens: page(i),
+        spans: Vec::new(),
     };
     assert_eq!(reported, [stored(0), stored(1)]);
     // Two other requests take both sequences.

@@ -9,5 +9,6 @@ mod prompt_logprobs;
 mod reference;
 mod requests;
 mod slot_commands;
+mod spans;
 mod support;
 mod wake;

@@ -156,7 +156,7 @@ pub fn reference_in(model: &Model, engine: &EngineOptions, request: &Request) ->
 /// [`reference`] with this forward pass.
 fn reference_of(model: &Model, pass: Box<dyn ForwardPass>, request: &Request) -> (Vec<u32>, String) {
     let mut generator = Generator::with_pass(model, pass, request.sampling.clone()).unwrap();
-    generator.prompt(&request.prompt, |_, _| ControlFlow::Continue(())).unwrap();
+    generator.prompt_with_spans(&request.prompt, &request.spans, |_, _| ControlFlow::Continue(())).unwrap();
     let options = GenerateOptions {
         n_predict: request.max_tokens,
         stop: request.stop.to_vec(),
