@@ -191,7 +191,8 @@ impl Sequence {
     /// Writes a session file with `note` and a snapshot of the evaluated tokens.
     pub fn save(&mut self, path: &Path, model: &Model, note: &[u8]) -> Result<(), SessionError> {
         let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
-        let PrefixKey { ids, spans } = key.first(self.pass.position());
+        let n = rewind(&mut *self.pass, 0, key, key.len());
+        let PrefixKey { ids, spans } = key.first(n);
         SessionFile::write(path, model, note, Some(SavedSequence { pass: &mut *self.pass, seq: 0, ids, spans }))
     }
 

@@ -501,3 +501,52 @@ impl<T: Write> Write for Summed<T> {
         self.inner.flush()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use metal_attention_model::{Batch, BatchToken, NullExecutor, OutputKind, SessionOptions, Span, Watch};
+
+    use super::*;
+
+    #[test]
+    fn spans_are_those_of_the_kv_cache() {
+        let model = Model::built_in().unwrap();
+        let options = SessionOptions { n_ctx: 256, n_seq: 1, ..Default::default() };
+        let mut pass = NullExecutor::session(model.spec().clone(), &options, Watch::default());
+        let tokens: Vec<_> = (0..30).map(|pos| BatchToken { id: 7, seq: 0, pos, output: false }).collect();
+        let rows = vec![0.5; 9 * model.spec().n_embd];
+        let span = Span { first: 4, rows: &rows, additions: &[], positions: &[], whole_in: &[] };
+        let batch = Batch { tokens: &tokens, spans: &[span, Span { first: 13, ..span }] };
+        pass.forward_outputs(batch, OutputKind::Logits, &[]).unwrap();
+        let span = |start, hash| SpanKey { start, end: start + 9, hash: ContentHash([hash; 32]) };
+        let (ids, spans) = ([7; 30], [span(4, 1), span(13, 2)]);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a session");
+        let sequence = SavedSequence { pass: &mut pass, seq: 0, ids: &ids, spans: &spans };
+        SessionFile::write(&path, &model, &[], Some(sequence)).unwrap();
+        let file = SessionFile::open(&path).unwrap();
+        assert_eq!((file.ids(), file.spans()), (&ids[..], &spans[..]));
+
+        let bytes = fs::read(&path).unwrap();
+        let n = u64::from_le_bytes(bytes[12..20].try_into().unwrap()) as usize;
+        let header = &bytes[20..20 + n];
+        let first = 32 + 8 + 8 + 30 * size_of::<u32>();
+        assert_eq!(header[first..first + 8], 2u64.to_le_bytes());
+        // The number of spans, and the place of the first one.
+        for at in first..first + 8 + 16 {
+            let mut header = header.to_vec();
+            header[at] ^= 1;
+            let error = parse(&mut &header[..]).unwrap_err();
+            assert!(matches!(error, SessionError::Damaged { .. }), "byte {at}: {error:?}");
+        }
+        for n in 0..header.len() {
+            let error = parse(&mut &header[..n]).unwrap_err();
+            assert!(matches!(error, SessionError::Damaged { .. }), "{n} bytes: {error:?}");
+        }
+        let mut without_tokens = header[..32 + 8].to_vec();
+        without_tokens.extend([0; 8]);
+        without_tokens.extend(&header[first..first + 8 + 2 * SPAN]);
+        let error = parse(&mut &without_tokens[..]).unwrap_err();
+        assert!(matches!(error, SessionError::Damaged { .. }), "{error:?}");
+    }
+}

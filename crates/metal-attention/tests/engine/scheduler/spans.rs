@@ -373,10 +373,13 @@ fn saved_slots_and_sessions_keep_the_hashes() {
 fn requests_go_to_the_replica_that_has_their_span() {
     let model = Arc::new(Model::built_in().unwrap());
     let engine = EngineOptions { n_seq: 8, n_ctx: Some(512), ..engine() };
-    let passes = (0..2).map(|_| Controls::default().null_pass(&model, &engine)).collect();
+    let controls = [Controls::default(), Controls::default()];
+    let passes = controls.iter().map(|controls| controls.null_pass(&model, &engine)).collect();
     let replicas = Replicas::start(passes, &model, &SchedulerOptions { n_parallel: 4, ..Default::default() }).unwrap();
     let request = |picture| with_span(&token_ids(0, 300), 30..240, &content(&model, picture, 210, true));
+    let held = controls.each_ref().map(|controls| controls.gate.close());
     let events = [1, 2].map(|picture| replicas.submit(request(picture)).unwrap());
+    drop(held);
     for events in events {
         assert_eq!(read(events).usage.cached_tokens, 0);
     }
