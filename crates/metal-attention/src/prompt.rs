@@ -22,12 +22,12 @@ pub struct SpanContent {
     pub hash: ContentHash,
     /// The rows, row-major `[n, n_embd]` ([`Span::rows`]).
     pub rows: Vec<f32>,
-    /// Rows that are added to the residual stream after the first layers, `[n, n_embd]` each ([`Span::additions`]).
-    pub additions: Vec<Vec<f32>>,
+    /// Rows that are added to the residual stream after the first layers, `[n, n_embd]` each ([`Span::deepstack`]).
+    pub deepstack: Vec<Vec<f32>>,
     /// The position of each row relative to that of the first, `[n]`; empty: consecutive ([`Span::positions`]).
     pub positions: Vec<Position>,
-    /// Whether each layer sees the span whole, `[n_layer]`; empty: none does ([`Span::whole_in`]).
-    pub whole_in: Vec<bool>,
+    /// Whether each layer sees the span whole, `[n_layer]`; empty: none does ([`Span::bidirectional_in`]).
+    pub bidirectional_in: Vec<bool>,
 }
 
 /// Consecutive inputs of a prompt that are rows of embeddings instead of tokens.
@@ -238,19 +238,19 @@ pub(crate) fn with_batch<R>(
     spans: &[(usize, PromptSpan)],
     run: impl FnOnce(Batch<'_>) -> R,
 ) -> R {
-    let mut additions: Vec<Vec<&[f32]>> = Vec::new();
+    let mut deepstack: Vec<Vec<&[f32]>> = Vec::new();
     for (_, span) in spans {
-        additions.push(span.content.additions.iter().map(Vec::as_slice).collect());
+        deepstack.push(span.content.deepstack.iter().map(Vec::as_slice).collect());
     }
     let spans: Vec<Span<'_>> = spans
         .iter()
-        .zip(&additions)
-        .map(|((first, PromptSpan { inputs: _, content }), additions)| Span {
+        .zip(&deepstack)
+        .map(|((first, PromptSpan { inputs: _, content }), deepstack)| Span {
             first: *first,
             rows: &content.rows,
-            additions,
+            deepstack,
             positions: &content.positions,
-            whole_in: &content.whole_in,
+            bidirectional_in: &content.bidirectional_in,
         })
         .collect();
     run(Batch { tokens, spans: &spans })

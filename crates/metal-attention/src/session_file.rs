@@ -515,7 +515,7 @@ mod tests {
         let mut pass = NullExecutor::session(model.spec().clone(), &options, Watch::default());
         let tokens: Vec<_> = (0..30).map(|pos| BatchToken { id: 7, seq: 0, pos, output: false }).collect();
         let rows = vec![0.5; 9 * model.spec().n_embd];
-        let span = Span { first: 4, rows: &rows, additions: &[], positions: &[], whole_in: &[] };
+        let span = Span { first: 4, rows: &rows, deepstack: &[], positions: &[], bidirectional_in: &[] };
         let batch = Batch { tokens: &tokens, spans: &[span, Span { first: 13, ..span }] };
         pass.forward_outputs(batch, OutputKind::Logits, &[]).unwrap();
         let span = |start, hash| SpanKey { start, end: start + 9, hash: ContentHash([hash; 32]) };

@@ -116,6 +116,7 @@ impl GenerationSettings {
         Ok(Request {
             client,
             prompt: Arc::clone(prompt),
+            spans: Arc::default(),
             sampling,
             max_tokens: self.max_tokens(model),
             stop: Arc::clone(stop),

@@ -23,15 +23,15 @@ const STAND_IN: u32 = 508;
 
 /// Rows for `n` inputs: a grid of seven columns, whose text goes on behind its rows or columns. All layers see it whole, or
 /// none does. `picture` is what its rows are of.
-fn content(model: &Model, picture: u8, n: usize, is_whole: bool) -> Arc<SpanContent> {
+fn content(model: &Model, picture: u8, n: usize, is_bidirectional: bool) -> Arc<SpanContent> {
     let n_embd = model.spec().n_embd;
     let rows = (0..n * n_embd).map(|i| ((i * 13 + 7 * usize::from(picture)) % 101) as f32 / 50.0 - 1.0).collect();
     Arc::new(SpanContent {
         hash: ContentHash([picture; 32]),
         rows,
-        additions: Vec::new(),
+        deepstack: Vec::new(),
         positions: (0..n as u32).map(|i| Position([0, i / 7, i % 7])).collect(),
-        whole_in: vec![is_whole; model.spec().n_layer()],
+        bidirectional_in: vec![is_bidirectional; model.spec().n_layer()],
     })
 }
 
@@ -80,7 +80,7 @@ fn a_model_given_its_own_embeddings_writes_the_same_text() {
         table.ty().dequantize(table.row(id as usize), row);
     }
     let hash = ContentHash([1; 32]);
-    let content = Arc::new(SpanContent { hash, rows, additions: vec![], positions: vec![], whole_in: vec![] });
+    let content = Arc::new(SpanContent { hash, rows, deepstack: vec![], positions: vec![], bidirectional_in: vec![] });
     let engine = EngineOptions { n_seq: 3, ..engine() };
     let scheduler = super::support::start(&model, &engine, SchedulerOptions::default());
     let request = with_span(&text, 3..9, &content);
@@ -96,11 +96,11 @@ fn a_model_given_its_own_embeddings_writes_the_same_text() {
 fn prefixes_are_shared_as_far_as_ids_and_hashes_are_equal() {
     let engine = EngineOptions { n_seq: 9, ..engine() };
     for (model, has_states) in [(Model::built_in().unwrap(), false), (windowed(40), false), (lfm2(), true)] {
-        for is_whole in [false, true] {
+        for is_bidirectional in [false, true] {
             let scheduler = start(&model, &engine, SchedulerOptions::default());
             let cached = |request: &Request| cached(&scheduler, &model, &engine, request);
             let text = token_ids(1, 85);
-            let (one, other) = (content(&model, 1, 35, is_whole), content(&model, 2, 35, is_whole));
+            let (one, other) = (content(&model, 1, 35, is_bidirectional), content(&model, 2, 35, is_bidirectional));
             assert_eq!(cached(&with_span(&text, 20..55, &one)), 0);
             assert_eq!(evaluated(&scheduler), 85);
             // A sequence with states continues from the end of its first page.
@@ -113,7 +113,7 @@ fn prefixes_are_shared_as_far_as_ids_and_hashes_are_equal() {
             ids[20..55].fill(STAND_IN);
             assert_eq!(cached(&Request { ignore_eos: true, ..greedy(ids.clone(), 9) }), n, "no span");
             ids[54] = 7;
-            let shorter = content(&model, 1, 34, is_whole);
+            let shorter = content(&model, 1, 34, is_bidirectional);
             assert_eq!(cached(&with_span(&ids, 20..54, &shorter)), n, "another place");
             // Both spans are shared, or only the first.
             let two = |second: &Arc<SpanContent>| {
@@ -135,9 +135,9 @@ fn prefixes_are_shared_as_far_as_ids_and_hashes_are_equal() {
 fn no_prefix_ends_within_a_span() {
     let engine = EngineOptions { n_seq: 4, ..engine() };
     for (model, expected) in [(Model::built_in().unwrap(), 105), (lfm2(), 0)] {
-        for is_whole in [false, true] {
+        for is_bidirectional in [false, true] {
             let scheduler = start(&model, &engine, SchedulerOptions::default());
-            let content = content(&model, 1, 60, is_whole);
+            let content = content(&model, 1, 60, is_bidirectional);
             let request = |seed| with_span(&[token_ids(1, 105), token_ids(seed, 20)].concat(), 40..100, &content);
             assert_eq!(cached(&scheduler, &model, &engine, &request(2)), 0);
             assert_eq!(cached(&scheduler, &model, &engine, &request(3)), expected);
@@ -148,12 +148,12 @@ fn no_prefix_ends_within_a_span() {
 #[test]
 fn chunks_do_not_divide_spans() {
     let model = Model::built_in().unwrap();
-    for is_whole in [false, true] {
+    for is_bidirectional in [false, true] {
         let controls = Controls::default();
         let options = SchedulerOptions { n_parallel: 4, n_batch: Some(16), ..Default::default() };
         let pass = controls.null_pass(&model, &EngineOptions { n_seq: 6, n_ubatch: Some(100), ..engine() });
         let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
-        let content = |picture| content(&model, picture, 35, is_whole);
+        let content = |picture| content(&model, picture, 35, is_bidirectional);
         let requests: Vec<_> = (0..4)
             .map(|i: u8| match i {
                 0 => Request { ignore_eos: true, ..greedy(token_ids(9, 70), 60) },
@@ -203,9 +203,9 @@ fn bad_spans_are_refused_and_harm_no_other_request() {
         spans(vec![placed(20..55, &good), placed(30..65, &good)]),
         spans(vec![placed(45..80, &good), placed(5..40, &good)]),
         changed(|content| content.rows.truncate(7)),
-        changed(|content| content.additions.push(Vec::new())),
+        changed(|content| content.deepstack.push(Vec::new())),
         changed(|content| content.positions.truncate(7)),
-        changed(|content| content.whole_in.push(false)),
+        changed(|content| content.bidirectional_in.push(false)),
         Request { prompt_logprobs: Some(1), ..changed(|_| ()) },
         Request { spans: [placed(0..35, &good)].into(), ..greedy(token_ids(1, 20), 9) },
     ];
@@ -214,7 +214,7 @@ fn bad_spans_are_refused_and_harm_no_other_request() {
         let error = scheduler.submit(request).unwrap_err();
         assert!(matches!(error, SubmitError::Span(ForwardError::BadSpan { .. })), "{error}");
     }
-    let error = scheduler.submit(changed(|content| content.whole_in.fill(true))).unwrap_err();
+    let error = scheduler.submit(changed(|content| content.bidirectional_in.fill(true))).unwrap_err();
     assert_eq!(error, SubmitError::Span(ForwardError::SpanTooLong { n: 35, n_ubatch: 34 }));
     let error = scheduler.submit(changed(|content| content.positions[3] = Position([0, 250, 0]))).unwrap_err();
     assert!(matches!(error, SubmitError::Span(ForwardError::PositionOutOfRange { .. })), "{error}");
@@ -400,7 +400,7 @@ struct RequestPlan {
     n: [usize; 2],
     /// Which picture; `None`: text alone.
     picture: Option<u8>,
-    is_whole: bool,
+    is_bidirectional: bool,
     /// What the text behind the span begins with.
     seed: usize,
     max_tokens: usize,
@@ -409,11 +409,11 @@ struct RequestPlan {
 fn plan() -> impl Strategy<Value = RequestPlan> {
     let n = [prop_oneof![0..3usize, 20..70usize].boxed(), (1..60usize).boxed()];
     (0..3usize, n, prop::option::of(1..3u8), any::<bool>(), 0..3usize, 1..30usize).prop_map(
-        |(client, n, picture, is_whole, seed, max_tokens)| RequestPlan {
+        |(client, n, picture, is_bidirectional, seed, max_tokens)| RequestPlan {
             client,
             n,
             picture,
-            is_whole,
+            is_bidirectional,
             seed,
             max_tokens,
         },
@@ -429,8 +429,8 @@ impl RequestPlan {
             None => Request { ignore_eos: true, ..greedy(text, 0) },
             // The hash covers how layers see the rows.
             Some(picture) => {
-                let picture = picture + if self.is_whole { 100 } else { 0 };
-                with_span(&text, before..before + N, &content(model, picture, N, self.is_whole))
+                let picture = picture + if self.is_bidirectional { 100 } else { 0 };
+                with_span(&text, before..before + N, &content(model, picture, N, self.is_bidirectional))
             }
         };
         Request { client: Client::Key(self.client), max_tokens: Some(self.max_tokens), ..request }
