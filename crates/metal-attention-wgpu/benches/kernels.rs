@@ -129,6 +129,7 @@ fn attention(criterion: &mut Criterion, gpu: &WgpuDevice) -> Result<(), WgpuErro
     let values = gpu.buffer("values", shape.cache_bytes(pages.len()))?;
     let attention_out = gpu.buffer("attention_out", (max_tokens * shape.att_len() * 4) as u64)?;
     let partial = gpu.buffer("partial", 4 * partial_len(&shape) as u64)?;
+    let last_seen = gpu.buffer("last seen", 4 * max_tokens as u64)?;
     let mut batch = BatchBuffer::new(gpu, max_tokens, 1, shape.n_ctx, &[pages.len()])?;
     batch.write_pages(gpu, 0, 0, &pages);
     let buffers = AttentionBuffers {
@@ -140,6 +141,7 @@ fn attention(criterion: &mut Criterion, gpu: &WgpuDevice) -> Result<(), WgpuErro
         values: &values,
         attention_out: &attention_out,
         partial: &partial,
+        last_seen: &last_seen,
         batch: batch.buffer(),
     };
     let mut group = criterion.benchmark_group("gpu attention");

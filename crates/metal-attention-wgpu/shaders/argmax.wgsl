@@ -19,10 +19,12 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     if tid == 0u {
         ids[group.x] = best.y;
 {% if advance %}
-        // The chosen id, with the next position, replaces the token whose logits these are.
-        let token = 4u * (1u + batch[4u * (1u + group.x) + 3u]);
+        // The chosen id, with the next slot and position, replaces the token whose logits these are.
+        let token = 4u + 8u * batch[4u + 8u * group.x + 3u];
         batch[token] = best.y;
         batch[token + 1u] += 1u;
+        batch[token + 4u] += 1u;
+        batch[token + 5u] += 1u;
 {% endif %}
     }
 }

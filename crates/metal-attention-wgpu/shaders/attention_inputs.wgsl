@@ -1,7 +1,7 @@
 // Queries, keys and values of every token from their projections: {% if clamp %}clamped, {% endif %}{% if norm != "none" %}norms of queries and keys, {% endif %}{% if n_rot > 0 %}RoPE, {% endif %}{% if value_norm %}an RMSNorm of values, {% endif %}and the
 // append of keys and values to the KV cache. One workgroup for each head.
 // Bounds: heads are those of tokens of the batch, which `qkv` and `queries` hold (`Dispatch`); elements are compared with
-// HEAD_DIM, positions with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
+// HEAD_DIM, slots with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 {% set row_norm = norm_over == "row" %}
 @group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, ROW]: queries, keys, values, as far as there are any
 @group(0) @binding(1) var<storage, read_write> queries: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
@@ -90,6 +90,9 @@ fn projected(at: u32) -> f32 {
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let token = group.y;
     let pos = token_pos(token);
+{% if n_rot > 0 %}
+    let rope_row = token_rope_row(token);
+{% endif %}
     let is_query = group.x < N_HEAD;
     let is_value = group.x >= N_HEAD + N_HEAD_KV;
 {% if keys_as_values %}
@@ -109,7 +112,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     if !is_value && pos < N_CTX {
         for (var i = tid; i < HALF_ROT; i += {{ threads }}u) {
             let e = pair_elements(i);
-            let turned = rotate(vec2(head[e.x], head[e.y]), i, pos);
+            let turned = rotate(vec2(head[e.x], head[e.y]), i, rope_row);
             head[e.x] = turned.x;
             head[e.y] = turned.y;
         }

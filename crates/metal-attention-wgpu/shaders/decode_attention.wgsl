@@ -8,7 +8,7 @@
 //   4. softmax over the split
 //   5. weighted values: each group of threads adds up its share of the positions, each thread of it four elements; then
 //      the groups' sums are added.
-// Bounds: tokens are those of the batch (`Dispatch`), positions are compared with N_CTX, pages come from the page table
+// Bounds: tokens are those of the batch (`Dispatch`), slots are compared with N_CTX, pages come from the page table
 // (kv_cache.wgsl). Within a split, rows are clamped to the first and last one that is cached and attended to, units to
 // KV_UNITS, heads to those of the KV head; indices of workgroup memory follow from these. There are no more splits than
 // `partial` holds (`Dispatch`). Loops end with the split, at most SPLIT positions, or count to constants.
@@ -88,15 +88,15 @@ var<workgroup> squares: array<f32, {{ (heads + 1) * kv_units }}>;
 var<workgroup> scratch: array<Heads, {{ reduced }}>;
 var<workgroup> scratch_sum: array<Heads, {{ reduced }}>;
 
-// Element `e` of the head that starts at `head` of `qkv`, rotated for position `pos`.
-fn turned(head: u32, weight: u32, e: u32, pos: u32) -> f32 {
+// Element `e` of the head that starts at `head` of `qkv`, rotated by row `row` of the RoPE table.
+fn turned(head: u32, weight: u32, e: u32, row: u32) -> f32 {
 {% if n_rot < head_dim %}
     if e >= 2u * HALF_ROT { return qkv[head + e]{% if qk_norm %} * norm[weight + e]{% endif %}; }
 {% endif %}
     let i = pair_of(e);
     let at = pair_elements(i);
     let pair = vec2(qkv[head + at.x], qkv[head + at.y]){% if qk_norm %} * vec2(norm[weight + at.x], norm[weight + at.y]){% endif %};
-    let both = rotate(pair, i, pos);
+    let both = rotate(pair, i, row);
     return select(both.y, both.x, e == at.x);
 }
 
@@ -119,6 +119,7 @@ fn main(
     let token = group.z;
     let pos = token_pos(token);
     let seq = token_seq(token);
+    let rope_row = token_rope_row(token);
     // Positions of the split that the token attends to: first..=last of start..start + SPLIT.
     let start = group.y * SPLIT;
 {% if window > 0 %}
@@ -209,7 +210,7 @@ fn main(
         {
 {% endif %}
             let e = 4u * unit + {{ e }}u;
-            if which <= HEADS { x.{{ part[e] }} = turned(head, select(HEAD_DIM, 0u, which < HEADS), e, pos); } else { x.{{ part[e] }} = qkv[head + e]; }
+            if which <= HEADS { x.{{ part[e] }} = turned(head, select(HEAD_DIM, 0u, which < HEADS), e, rope_row); } else { x.{{ part[e] }} = qkv[head + e]; }
         }
 {% endfor %}
 {% if qk_norm %}

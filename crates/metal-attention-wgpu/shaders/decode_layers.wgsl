@@ -490,6 +490,7 @@ fn share(n: u32, first: u32, groups: u32) -> vec2<u32> {
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgroup: vec3<u32>) {
     group = workgroup.x;
     let pos = token_pos(0u);
+    let rope_row = token_rope_row(0u);
     if pos >= N_CTX { return; }
     let first_page = page_of(token_seq(0u), 0u);
     // All workgroups of a step see the same half: the count advances only when the last of them has ended.

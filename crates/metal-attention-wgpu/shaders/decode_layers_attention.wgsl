@@ -41,7 +41,7 @@
                 let which = i / {{ half_dim }}u;
                 let pair = i % {{ half_dim }}u;
                 let at = pair_elements(pair);
-                let turn = angle(pair, pos);
+                let turn = angle(pair, rope_row);
                 let source = flow_at + vec3(head, N_HEAD + head / GROUP, N_HEAD + N_HEAD_KV + head / GROUP)[which] * HEAD_DIM;
 {% endmacro %}
             for (var i = tid; i < {{ 3 * half_dim }}u; i += {{ threads }}u) {

@@ -1,5 +1,6 @@
 // x[t] = row id(t) of a table, dequantised; one lane for each unit of 8 elements. A part of the table writes the rows that
-// it holds and leaves the others to the other parts.
+// it holds and leaves the others to the other parts.{% if spares_rows %} Rows of `x` that are given are left as they are.{% endif %}
+
 // Bounds: tokens are those of the batch, and `x` holds their rows (`Dispatch`); rows are compared with those of the part,
 // whatever the id, and units with UNITS.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
@@ -14,6 +15,9 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let id = token_id(group.x);
     let unit = group.y * {{ threads }}u + tid;
     if unit >= UNITS || id < {{ first_row }}u { return; }
+{% if spares_rows %}
+    if has_row(group.x) { return; }
+{% endif %}
     let ahead = id - {{ first_row }}u;
     let row = ahead / {{ row_step }}u;
     if ahead % {{ row_step }}u != 0u || row >= {{ n_rows }}u { return; }

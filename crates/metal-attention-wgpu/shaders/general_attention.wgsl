@@ -1,9 +1,10 @@
 // General attention over the KV cache: any mask, caps on scores, sinks, scores that fall with the distance (ALiBi), keys and
 // values of different lengths. One workgroup for each head of a token{% if split > 0 %} and each split of the positions{% endif %}.
 //
+{% set looks_ahead = split == 0 and mask not in ["full", "near"] %}
 // It processes the positions attended to in tiles of as many as there are threads: each thread computes the score of one
 // position, then sets of LANES threads add up the values of every PARTS-th position, a unit of four elements each.
-// Bounds: tokens are those of the batch, which `queries` and `attention_out` hold{% if split > 0 %}, as `partial` holds their splits{% endif %} (`Dispatch`); positions are clamped
+// Bounds: tokens are those of the batch, which `queries`, {% if looks_ahead %}`last_seen` {% endif %}and `attention_out` hold{% if split > 0 %}, as `partial` holds their splits{% endif %} (`Dispatch`); positions are clamped
 // below N_CTX, pages come from the page table (kv_cache.wgsl), units are compared with their number. Loops end with the
 // tokens of the batch or the positions attended to, or count to constants.
 {% set threads = 128 %}
@@ -20,6 +21,11 @@
 {% set next = 5 %}
 {% if split > 0 %}
 @group(0) @binding(5) var<storage, read_write> partial: array<f32>; // [n_splits, n_tokens, N_HEAD, VALUE_DIM + 2]
+{% set next = 6 %}
+{% endif %}
+{% if looks_ahead %}
+// The last slot that each token attends to, if that is behind its own.
+@group(0) @binding(5) var<storage, read> last_seen: array<u32>; // [n_tokens]
 {% set next = 6 %}
 {% endif %}
 {% if per_head %}
@@ -84,6 +90,9 @@ fn main(
     var low = max(pos, {{ reach }}u) - {{ reach }}u;
     var high = min(pos + {{ reach }}u, last);
 {% endif %}
+{% if looks_ahead %}
+    high = min(max(high, last_seen[token]), N_CTX - 1u);
+{% endif %}
 {% if split > 0 %}
 {% if sinks %}
     let has_last = pos / {{ split }}u == group.z;
@@ -94,7 +103,7 @@ fn main(
 
 {% if temperature %}
     // A factor on queries that grows with their position.
-    let growth = 1.0 + {{ growth }} * log(1.0 + f32((pos + {{ growth_offset }}u) / {{ growth_length }}u));
+    let growth = 1.0 + {{ growth }} * log(1.0 + f32((token_position(token) + {{ growth_offset }}u) / {{ growth_length }}u));
     let scale = {{ scale }} * growth;
 {% else %}
     let scale = {{ scale }};

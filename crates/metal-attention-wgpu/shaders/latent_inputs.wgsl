@@ -1,7 +1,7 @@
 // The rotated parts of latent attention{{ "" if turned else ", here without rotation" }}: the ends of queries, which are written to `queries`; and the compressed row
 // with its norm and the shared key, which are appended to the KV cache. One workgroup for each query head, and one for the row.
 // Bounds: tokens are those of the batch, which `q`, `kv` and `queries` hold (`Dispatch`); elements are compared with RANK
-// and {{ "HALF_ROT" if turned else "N_ROT" }}, positions with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
+// and {{ "HALF_ROT" if turned else "N_ROT" }}, slots with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 {% set threads = 128 %}
 {% set key_dim = rank + n_rot %}
 @group(0) @binding(0) var<storage, read> q: array<f32>; // [n_tokens, N_HEAD, NOPE + N_ROT]
@@ -35,13 +35,16 @@ var<workgroup> key: array<f32, {{ (key_dim + 3) // 4 * 4 }}>;
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let token = group.y;
     let pos = token_pos(token);
+{% if turned %}
+    let rope_row = token_rope_row(token);
+{% endif %}
     if group.x < N_HEAD {
         let start = (token * N_HEAD + group.x) * (NOPE + N_ROT) + NOPE;
         let to = (token * N_HEAD + group.x) * KEY_DIM + RANK;
 {% if turned %}
         for (var i = tid; i < HALF_ROT && pos < N_CTX; i += {{ threads }}u) {
             let e = pair_elements(i);
-            let turned = rotate(vec2(q[start + e.x], q[start + e.y]), i, pos);
+            let turned = rotate(vec2(q[start + e.x], q[start + e.y]), i, rope_row);
             queries[to + e.x] = turned.x;
             queries[to + e.y] = turned.y;
         }
@@ -59,7 +62,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% if turned %}
     for (var i = tid; i < HALF_ROT && pos < N_CTX; i += {{ threads }}u) {
         let e = pair_elements(i);
-        let turned = rotate(vec2(kv[row + RANK + e.x], kv[row + RANK + e.y]), i, pos);
+        let turned = rotate(vec2(kv[row + RANK + e.x], kv[row + RANK + e.y]), i, rope_row);
         key[RANK + e.x] = turned.x;
         key[RANK + e.y] = turned.y;
     }

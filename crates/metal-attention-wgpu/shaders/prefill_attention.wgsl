@@ -6,7 +6,7 @@
 // the query and of the result; PARTS such sets of threads divide the keys of a tile, four each. So a thread needs its
 // neighbours for the scores only, and the other sets at the end, when their sums are merged.
 // Tokens of several sequences in one workgroup are processed one sequence after the other.
-// Bounds: tokens are those of the batch, which `qkv` and `attention_out` hold (`Dispatch`); positions are clamped to `high`, below
+// Bounds: tokens are those of the batch, which `qkv`, `last_seen` and `attention_out` hold (`Dispatch`); positions are clamped to `high`, below
 // N_CTX, pages come from the page table (kv_cache.wgsl). Indices of workgroup memory follow from the thread and constants.
 // Loops end with the tokens of the workgroup and the positions that they attend to.
 {% set threads = 256 %}
@@ -26,8 +26,10 @@
 {% set batch_binding = 4 %}
 {% include "batch.wgsl" %}
 {% include "kv_cache.wgsl" %}
+// The last slot that each token attends to, if that is behind its own.
+@group(0) @binding(5) var<storage, read> last_seen: array<u32>; // [n_tokens]
 {% if sinks %}
-@group(0) @binding(5) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first
+@group(0) @binding(6) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first
 {% endif %}
 const HEAD_DIM: u32 = {{ head_dim }}u;
 const N_HEAD: u32 = {{ n_head }}u;
@@ -62,6 +64,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let part = tid / TEAM;
     let known = min(token, end - 1u); // threads beyond the batch compute its last token once more
     let pos = token_pos(known);
+    let last = max(pos, last_seen[known]);
 {% if window > 0 %}
     let first = max(pos + 1u, {{ window }}u) - {{ window }}u;
 {% else %}
@@ -155,7 +158,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
             score = {{ soft_cap }} * tanh(clamp(score / {{ soft_cap }}, vec4(-15.0), vec4(15.0)));
 {% endif %}
             let at_mine = vec4(at + part * 4u) + vec4(0u, 1u, 2u, 3u);
-            let seen = vec4<bool>(mine) & (at_mine >= vec4(first)) & (at_mine <= vec4(pos));
+            let seen = vec4<bool>(mine) & (at_mine >= vec4(first)) & (at_mine <= vec4(last));
             score = select(vec4(NEVER), score, seen);
             let larger = max(max(max(score.x, score.y), max(score.z, score.w)), largest);
             if larger > largest {

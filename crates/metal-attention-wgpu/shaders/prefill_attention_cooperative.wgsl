@@ -40,8 +40,10 @@ enable f16;
 {% set batch_binding = 4 %}
 {% include "batch.wgsl" %}
 {% include "kv_cache.wgsl" %}
+// The last slot that each token attends to, if that is behind its own.
+@group(0) @binding(5) var<storage, read> last_seen: array<u32>; // [n_tokens]
 {% if sinks %}
-@group(0) @binding(5) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first
+@group(0) @binding(6) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first
 {% endif %}
 const N_HEAD: u32 = {{ n_head }}u;
 const N_GATE: u32 = {{ n_head if gated else 0 }}u;
@@ -93,6 +95,7 @@ fn main(
     let token = begin + row;
     let known = min(token, end - 1u); // threads beyond the batch compute its last token once more
     let pos = token_pos(known);
+    let last = max(pos, last_seen[known]);
 {% if window > 0 %}
     let first = max(pos + 1u, {{ window }}u) - {{ window }}u;
 {% else %}
@@ -191,7 +194,7 @@ fn main(
             let quad_{{ q }} = (lane + {{ q * lanes }}u) * 4u;
             let from_{{ q }} = row * RESULT_PITCH + quad_{{ q }};
             let at_{{ q }} = vec4(at + quad_{{ q }}) + vec4(0u, 1u, 2u, 3u);
-            let seen_{{ q }} = vec4<bool>(mine) & (at_{{ q }} >= vec4(first)) & (at_{{ q }} <= vec4(pos));
+            let seen_{{ q }} = vec4<bool>(mine) & (at_{{ q }} >= vec4(first)) & (at_{{ q }} <= vec4(last));
             let of_{{ q }} = vec4(results[from_{{ q }}], results[from_{{ q }} + 1u], results[from_{{ q }} + 2u], results[from_{{ q }} + 3u]) * unscaled;
 {% if cap %}
             // Beyond 15 tanh is 1; the bound avoids a division of infinities.

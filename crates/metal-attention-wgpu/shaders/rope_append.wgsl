@@ -1,6 +1,6 @@
 // {% if qk_norm %}RMSNorm of each query and key head, {% endif %}RoPE of queries, in place, and of keys, and the append of keys and values to the KV cache.
 // One workgroup for each head.
-// Bounds: heads are those of tokens of the batch, which `qkv` holds (`Dispatch`); positions are compared with N_CTX, the last
+// Bounds: heads are those of tokens of the batch, which `qkv` holds (`Dispatch`); slots are compared with N_CTX, the last
 // element of an odd head is clamped, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 @group(0) @binding(0) var<storage, read_write> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [HEADS, HEAD_DIM]: {% if gated %}gates, {% endif %}queries, keys, values
 {% set rope_binding = 1 %}
@@ -25,6 +25,7 @@ var<workgroup> head: array<f32, {{ (head_dim + 3) // 4 * 4 }}>;
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let token = group.y;
     let pos = token_pos(token);
+    let rope_row = token_rope_row(token);
     let is_query = group.x < N_HEAD;
     let is_value = group.x >= N_HEAD + N_HEAD_KV;
     let start = token * {{ qkv_row }}u + (N_GATE + group.x) * HEAD_DIM;
@@ -44,7 +45,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% if qk_norm %}
                 pair *= scale * vec2(norm[weights + e.x], norm[weights + last]);
 {% endif %}
-                pair = rotate(pair, i, pos);
+                pair = rotate(pair, i, rope_row);
             }
             head[e.x] = pair.x;
 {% if head_dim % 2 == 1 %}

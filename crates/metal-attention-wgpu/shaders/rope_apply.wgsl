@@ -1,5 +1,5 @@
 // RoPE in place on the first N_HEADS heads of every token's row{% if qk_norm %}, after an RMSNorm of each head{% endif %}; one workgroup for each head.
-// Bounds: heads are those of tokens of the batch, which `x` holds (`Dispatch`); positions are compared with the context,
+// Bounds: heads are those of tokens of the batch, which `x` holds (`Dispatch`); slots are compared with the context,
 // elements with HEAD_DIM if it is odd. The loop counts to a constant.
 @group(0) @binding(0) var<storage, read_write> x: array<f32>; // [n_tokens, ROW]
 {% set rope_binding = 1 %}
@@ -17,6 +17,7 @@ const PAIRS: u32 = {{ (head_dim + 1) // 2 if qk_norm else n_rot // 2 }}u;
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let token = group.y;
     let pos = token_pos(token);
+    let rope_row = token_rope_row(token);
     let head = token * ROW + group.x * HEAD_DIM;
 {% if qk_norm %}
     var squares = 0.0;
@@ -39,7 +40,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% if qk_norm %}
         pair *= scale * vec2(norm[weights + e.x], norm[weights + e.y]);
 {% endif %}
-        let turned = rotate(pair, i, pos);
+        let turned = rotate(pair, i, rope_row);
         x[head + e.x] = turned.x;
         x[head + e.y] = turned.y;
     }

@@ -1,4 +1,5 @@
-// Bounds: `run` and `next` are below `end`, at most the tokens of the batch; `high` is below N_CTX. The loop advances by a
+// Bounds: `run` and `next` are below `end`, at most the tokens of the batch, for which `last_seen` has words (`Dispatch`); `high`
+// is below N_CTX. The loop advances by a
 // token each time.
 {#
   The beginning of a sequence in prefill attention: the tokens from `run` on that are of one sequence, and the positions
@@ -7,12 +8,12 @@
         // Tokens run..next are of one sequence; together they attend to its positions low..=high.
         let seq = token_seq(run);
         var low = token_pos(run);
-        var high = low;
+        var high = max(low, last_seen[run]);
         var next = run + 1u;
         while next < end {
             if token_seq(next) != seq { break; }
             low = min(low, token_pos(next));
-            high = max(high, token_pos(next));
+            high = max(high, max(token_pos(next), last_seen[next]));
             next++;
         }
 {% if window > 0 %}

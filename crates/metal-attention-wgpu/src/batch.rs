@@ -5,23 +5,47 @@ use metal_attention_model::{BatchToken, PAGE};
 use crate::device::WgpuDevice;
 use crate::error::WgpuError;
 
-/// The words of the batch buffer without page tables, `[1 + n_tokens, 4]`. The first row is (number of tokens, number
-/// of output tokens, 0, 0). The row of each token is (id, position, sequence, w), where the `w` of row `i` is the index
-/// of the `i`-th output token: one with [`BatchToken::output`] set. Kernels that use the KV cache need a
-/// [`BatchBuffer`].
-pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
+/// What RoPE, learned positions and the embedding table read of an input, beside its id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InputPlace {
+    /// The row of the RoPE tables that rotates it: its position, or a row behind those of text if the components of its
+    /// position differ.
+    pub rope_row: u32,
+    /// The first component of its position.
+    pub position: u32,
+    /// Whether its embedding is given, in its row of the residual stream, so that the embedding table is not read.
+    pub has_row: bool,
+}
+
+impl InputPlace {
+    /// A token of text at `position`.
+    pub fn of_text(position: u32) -> Self {
+        Self { rope_row: position, position, has_row: false }
+    }
+}
+
+/// The words of the batch buffer without page tables, `[1 + 2 n_tokens, 4]`. The first row is (number of tokens, number
+/// of output tokens, 0, 0). Each token has two rows: (id, slot, sequence, w), where the `w` of token `i` is the index
+/// of the `i`-th output token, one with [`BatchToken::output`] set; and (row of the RoPE tables, position, whether its
+/// embedding is given, 0), as `place(i)` returns. Kernels that use the KV cache need a [`BatchBuffer`].
+pub fn batch_words_at(tokens: &[BatchToken], place: impl Fn(usize) -> InputPlace) -> Vec<[u32; 4]> {
     let outputs: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.output).map(|(i, _)| i).collect();
-    let mut words = vec![[tokens.len() as u32, outputs.len() as u32, 0, 0]];
-    words.extend(
-        tokens
-            .iter()
-            .enumerate()
-            .map(|(i, t)| [t.id, t.pos as u32, t.seq as u32, outputs.get(i).copied().unwrap_or(0)]),
-    );
+    let mut words = Vec::with_capacity(1 + 2 * tokens.len());
+    words.push([tokens.len() as u32, outputs.len() as u32, 0, 0]);
+    words.extend(tokens.iter().enumerate().flat_map(|(i, t)| {
+        let InputPlace { rope_row, position, has_row } = place(i);
+        let output = outputs.get(i).copied().unwrap_or(0);
+        [[t.id, t.pos as u32, t.seq as u32, output], [rope_row, position, has_row.into(), 0]]
+    }));
     words
 }
 
-/// A batch in GPU memory: rows as in [`batch_words`], with capacity for the largest batch, and after them the page
+/// [`batch_words_at`] for text whose positions are its slots.
+pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
+    batch_words_at(tokens, |i| InputPlace::of_text(tokens[i].pos as u32))
+}
+
+/// A batch in GPU memory: rows as in [`batch_words_at`], with capacity for the largest batch, and after them the page
 /// tables of all sequences, `[n_seq, n_groups, pages of a sequence at most]` words, one for each cache group. The last
 /// two words of the first row are the index of the page tables' first vector of four words, and the words of one
 /// sequence's tables.
@@ -33,7 +57,9 @@ pub struct BatchBuffer {
     table: u32,
     /// Most pages of a sequence.
     pages_of_a_sequence: u32,
-    /// Most positions of a sequence.
+    /// Most inputs.
+    n_tokens: usize,
+    /// Most inputs of a sequence, all of whose positions are below.
     n_ctx: usize,
     /// Pages of each cache group.
     n_pages: Vec<usize>,
@@ -42,7 +68,7 @@ pub struct BatchBuffer {
 }
 
 impl BatchBuffer {
-    /// Makes the buffer for batches of up to `n_tokens` tokens, and `n_seq` sequences of up to `n_ctx` positions.
+    /// Makes the buffer for batches of up to `n_tokens` tokens, and `n_seq` sequences of up to `n_ctx` slots and positions.
     /// `n_pages`: the pages of each cache group.
     pub fn new(
         gpu: &WgpuDevice,
@@ -52,13 +78,14 @@ impl BatchBuffer {
         n_pages: &[usize],
     ) -> Result<Self, WgpuError> {
         let (table, pages, lists) =
-            (1 + n_tokens as u64, n_ctx.div_ceil(PAGE) as u64, n_seq.saturating_mul(n_pages.len()));
+            (1 + 2 * n_tokens as u64, n_ctx.div_ceil(PAGE) as u64, n_seq.saturating_mul(n_pages.len()));
         let bytes = pages.saturating_mul(lists as u64).saturating_mul(4).saturating_add(16 * table);
         let buffer = gpu.buffer("a batch and the page table", bytes)?;
         Ok(Self {
             buffer,
             table: table as u32,
             pages_of_a_sequence: pages as u32,
+            n_tokens,
             n_ctx,
             n_pages: n_pages.to_vec(),
             written: vec![Vec::new(); lists],
@@ -70,17 +97,28 @@ impl BatchBuffer {
         &self.buffer
     }
 
-    /// Writes `tokens` as the batch of the next submission.
+    /// Writes `tokens`, whose positions are their slots, as the batch of the next submission.
     ///
     /// # Panics
-    /// If there are too many, or one has a sequence or position out of range: shaders use them as indices without
-    /// checks.
+    /// As [`write_tokens_at`](Self::write_tokens_at).
     pub fn write_tokens(&self, gpu: &WgpuDevice, tokens: &[BatchToken]) {
-        assert!(tokens.len() < self.table as usize, "{} tokens, {} vectors before the table", tokens.len(), self.table);
+        self.write_tokens_at(gpu, tokens, |i| InputPlace::of_text(tokens[i].pos as u32));
+    }
+
+    /// Writes `tokens` as the batch of the next submission. `place`: of each of them.
+    ///
+    /// # Panics
+    /// If there are too many, or one has a sequence, slot or position out of range: shaders use most of them as indices without
+    /// checks.
+    pub fn write_tokens_at(&self, gpu: &WgpuDevice, tokens: &[BatchToken], place: impl Fn(usize) -> InputPlace) {
+        assert!(tokens.len() <= self.n_tokens, "{} tokens in a buffer for {}", tokens.len(), self.n_tokens);
         let n_seq = self.written.len() / self.n_pages.len();
         let known = |t: &BatchToken| t.seq < n_seq && t.pos < self.n_ctx;
-        assert!(tokens.iter().all(known), "a token of no sequence or position: {tokens:?}");
-        let mut words = batch_words(tokens);
+        assert!(tokens.iter().all(known), "a token of no sequence or slot: {tokens:?}");
+        let mut words = batch_words_at(tokens, place);
+        let rope_rows = self.n_ctx + self.n_tokens;
+        let placed = |row: &[u32; 4]| (row[0] as usize) < rope_rows && (row[1] as usize) < self.n_ctx;
+        assert!(words[1..].iter().skip(1).step_by(2).all(placed), "a position that no sequence reaches: {words:?}");
         words[0][2..].copy_from_slice(&[self.table, self.n_pages.len() as u32 * self.pages_of_a_sequence]);
         gpu.write(&self.buffer, &words);
     }

@@ -150,7 +150,8 @@ impl BufferCapacity {
                 AccessRange::ExpertTiles(tiles, each) => {
                     capacity.tokens = capacity.tokens.min(tiles.max_tokens(bytes / each.max(1)));
                 }
-                AccessRange::Batch => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)?),
+                // Two vectors of four words for each token.
+                AccessRange::Batch => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)? / 2),
                 // At most a run and a segment for each token.
                 AccessRange::Segments => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)? / 2),
             }

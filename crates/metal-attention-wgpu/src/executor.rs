@@ -25,6 +25,7 @@ use crate::parts::supports;
 use crate::persistent_layers::{PersistentLayers, UntestedLayers};
 use crate::plan::{DispatchPlan, MAX_GEMV_TOKENS};
 use crate::profile;
+use crate::spans::{Spans, n_additions};
 use crate::state::WgpuStates;
 use crate::waker::Waker;
 use crate::{BatchBuffer, BatchDims, Dispatch, Readback, WgpuDevice, WgpuError};
@@ -62,6 +63,8 @@ pub(super) struct BatchShape {
     pub(super) output: ResultKind,
     /// Whether the KV pages of a one-token batch's sequence are consecutive; the persistent kernel requires it.
     pub(super) consecutive_pages: bool,
+    /// Number of the first layers after which rows of spans are added to the residual stream.
+    pub(super) n_additions: usize,
 }
 
 /// The commands of a batch of one token, recorded before its token is known.
@@ -89,6 +92,8 @@ pub struct WgpuExecutor {
     pub(super) cache: WgpuKvCache,
     /// Recurrent states of all sequences.
     pub(super) states: WgpuStates,
+    /// Spans of embedding rows.
+    pub(super) spans: Spans,
     /// Dispatches of one token; see [`BatchKind`].
     pub(super) plan_one: DispatchPlan,
     /// Dispatches of a decode step of several sequences.
@@ -123,7 +128,7 @@ pub struct WgpuExecutor {
     trace: Option<Readback>,
     /// One word, not 0 after a workgroup of the persistent kernel timed out. `None` where that kernel is not used.
     pub(super) persistent_timed_out: Option<Buffer>,
-    /// Bytes on the GPU.
+    /// Bytes on the GPU after loading.
     memory: MemoryUse,
     /// Keeps the clocks of an idle discrete GPU up.
     waker: Waker,
@@ -159,10 +164,11 @@ impl WgpuExecutor {
         }
     }
 
-    /// Writes the tokens of `batch` to the GPU, for the next submission.
-    pub(super) fn write_batch(&self, batch: &[BatchToken]) {
-        let buffer = if batch.len() == 1 { &self.batch_of_one } else { &self.batch };
-        buffer.write_tokens(&self.gpu, batch);
+    /// Writes the tokens and spans of `step` to the GPU, for the next submission.
+    pub(super) fn write_batch(&mut self, step: &Step) -> Result<(), WgpuError> {
+        let buffer = if step.tokens.len() == 1 { &self.batch_of_one } else { &self.batch };
+        buffer.write_tokens_at(&self.gpu, &step.tokens, |i| self.spans.place(step, i));
+        self.spans.write(&self.gpu, &self.spec, (&self.scratch.x, self.scratch.n_tokens), step)
     }
 
     /// Writes the page tables of the batch's sequences to the GPU, as far as they have changed since the last write.
@@ -183,8 +189,8 @@ impl WgpuExecutor {
     /// GPU starts before the CPU has recorded all of them. Each one advances the device's
     /// [`Watch`](metal_attention_model::Watch) when it is done.
     pub(super) fn record(&self, shape: BatchShape, traced: Option<&TracedRows>) -> CommandEncoder {
-        let BatchShape { kind, size, output, consecutive_pages } = shape;
-        let plan = self.plan(kind);
+        let BatchShape { kind, size, output, consecutive_pages, n_additions } = shape;
+        let (plan, additions) = (self.plan(kind), self.spans.additions(n_additions));
         let mut encoder = self.gpu.encoder();
         let descriptor = ComputePassDescriptor::default();
         let mut pass = encoder.begin_compute_pass(&descriptor);
@@ -198,13 +204,15 @@ impl WgpuExecutor {
                     traced.copy(i, &mut encoder, &self.scratch.x, readback);
                     pass = encoder.begin_compute_pass(&descriptor);
                 }
-                for dispatch in plan.layers.get(i).into_iter().flatten() {
-                    dispatch.record(&self.gpu, &mut pass, size);
+                if i < plan.layers.len() {
+                    for dispatch in plan.layer_of_step(i, additions) {
+                        dispatch.record(&self.gpu, &mut pass, size);
+                    }
                 }
             }
         } else {
             let n_submitted = submitted_while_recording(kind, plan.n_dispatches());
-            for (i, dispatch) in (1..).zip(plan.layers(size, consecutive_pages)) {
+            for (i, dispatch) in (1..).zip(plan.layers(size, consecutive_pages, additions)) {
                 dispatch.record(&self.gpu, &mut pass, size);
                 if i <= n_submitted && i >= FIRST_SUBMISSION && usize::is_power_of_two(i) {
                     drop(pass);
@@ -225,7 +233,7 @@ impl WgpuExecutor {
     }
 
     /// The shape of the micro-batch `batch`, or of the decode step `ahead` tokens later, given its sequences' present
-    /// pages.
+    /// pages. Without additions.
     pub(super) fn batch_shape(
         &self,
         batch: &[BatchToken],
@@ -242,7 +250,13 @@ impl WgpuExecutor {
         };
         // The page table of a sequence that is alone in the cache is always consecutive: see `PageTable`.
         let consecutive_pages = batch.len() == 1 && pages.pages_are_contiguous(batch[0].seq);
-        BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages }
+        BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages, n_additions: 0 }
+    }
+
+    /// The shape of `step`.
+    pub(super) fn step_shape(&self, step: &Step, output: ResultKind) -> BatchShape {
+        let shape = self.batch_shape(&step.tokens, &step.pages, 0, output);
+        BatchShape { n_additions: n_additions(step), ..shape }
     }
 
     /// Starts to use the persistent kernels if their compilation has finished since the last call. The prepared step is
@@ -273,7 +287,7 @@ impl WgpuExecutor {
         trace: &mut Option<LayerTrace<'_>>,
     ) -> Result<bool, WgpuError> {
         let (tokens, output) = (&step.tokens[..], ResultKind::of(results));
-        let shape = self.batch_shape(tokens, &step.pages, 0, output);
+        let shape = self.step_shape(step, output);
         let bytes = u64::from(shape.size.n_outputs) * self.output(output).1;
         if self.readback.bytes() < bytes + FLAG_BYTES {
             self.prepared = None;
@@ -287,7 +301,7 @@ impl WgpuExecutor {
             }
         }
         self.write_pages(tokens, &step.pages);
-        self.write_batch(tokens);
+        self.write_batch(step)?;
         self.states.write(&self.gpu, step.pages.segments(tokens));
         let prepared = self.prepared.take().filter(|p| p.shape == shape && trace.is_none());
         let commands = match prepared {
@@ -467,14 +481,14 @@ impl Executor for WgpuExecutor {
             one_run_per_sequence: !self.states.is_empty(),
             chooses_ids: true,
             max_top_k: TOP_K,
-            accepts_rows: false,
+            accepts_rows: true,
             n_ahead: MAX_GEMV_TOKENS.min(self.scratch.n_outputs),
         }
     }
 
     /// The weights, the KV cache with recurrent states, and the scratch buffers on the GPU.
     fn memory_use(&self, _results: usize) -> MemoryUse {
-        self.memory
+        MemoryUse { scratch: self.memory.scratch + self.spans.bytes_of_additions(), ..self.memory }
     }
 
     fn begin_batch(&mut self) -> Result<(), ForwardError> {

@@ -26,15 +26,17 @@ mod pipelines;
 mod plan;
 mod profile;
 mod readback;
+mod rope_tables;
 mod segments;
 mod shader;
+mod spans;
 mod state;
 mod waker;
 mod weights;
 
 pub use adapter::{AdapterChoice, AdapterSummary, adapter_summaries, no_hardware};
 pub use arena::{Arena, Bind, Slice};
-pub use batch::{BatchBuffer, batch_words};
+pub use batch::{BatchBuffer, InputPlace, batch_words, batch_words_at};
 pub use ceilings::{LaunchCosts, WgpuCeilings};
 pub use device::{WgpuDevice, WgpuOptions};
 pub use dispatch::{AccessRange, BatchDims, Dispatch, ExpertTiles, GridExtent};

@@ -20,7 +20,7 @@ impl WgpuExecutor {
     pub(super) fn submit_decode(&mut self, step: &Step, ahead: usize) -> Result<InFlightStep, WgpuError> {
         let tokens = &step.tokens[..];
         if ahead == 0 {
-            self.write_batch(tokens);
+            self.write_batch(step)?;
         }
         let bytes = 4 * tokens.len() as u64;
         let mut readback = match self.free.pop().filter(|r| r.bytes() >= bytes + FLAG_BYTES) {

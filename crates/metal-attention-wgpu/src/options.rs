@@ -1,11 +1,13 @@
 //! [`WgpuTuning`], and an estimate of the memory that a model takes.
 
-use metal_attention_model::{CacheGroups, Capacity, LoadedModel, MemoryUse, ModelSpec, Rope, SessionOptions};
+use metal_attention_model::{CacheGroups, Capacity, LoadedModel, MemoryUse, ModelSpec, SessionOptions};
 
 use crate::WgpuExecutor;
 use crate::activations::{ActivationWidths, Activations};
 use crate::kv_cache::{cache_bytes, copy_bytes};
-use crate::parts::{LayerPages, UNROTATED_ELEMENTS, page_bytes};
+use crate::parts::{LayerPages, page_bytes};
+use crate::rope_tables::RopeTables;
+use crate::spans::last_seen_bytes;
 use crate::state::{state_bytes, within_bindings};
 
 /// Choices of a [`WgpuExecutor`] that the GPU otherwise decides.
@@ -41,27 +43,15 @@ impl WgpuExecutor {
         let page_bytes = page_bytes(weights, &pages);
         let widths = ActivationWidths::new(spec, weights, &pages);
         let capacity = Activations::capacity(max_binding, &widths, cache_capacity.n_tokens(spec));
-        let n_rot = |rope: &Option<Rope>| rope.map_or(UNROTATED_ELEMENTS, |rope| rope.n_rot);
-        let rope = distinct_ropes(spec).iter().map(|rope| 4 * n_rot(rope) as u64).sum::<u64>();
+        let rope = RopeTables::bytes(spec, cache_capacity, capacity.0);
         let tensors = weights.tensors().into_iter().map(|tensor| tensor.bytes().len() as u64);
         MemoryUse {
-            weights: tensors.fold(rope.saturating_mul(cache_capacity.n_positions() as u64), u64::saturating_add),
+            weights: tensors.fold(rope, u64::saturating_add),
             kv_cache: cache_bytes(&page_bytes, &groups).saturating_add(state_bytes(&groups)),
             scratch: Activations::bytes(&widths, capacity)
                 + widths.experts_bytes(capacity.0)
+                + last_seen_bytes(spec, capacity.0)
                 + copy_bytes(&page_bytes, options.n_seq),
         }
     }
-}
-
-/// The different rotations (RoPE) of the layers; `None` stands for layers without RoPE.
-pub(super) fn distinct_ropes(spec: &ModelSpec) -> Vec<Option<Rope>> {
-    let mut ropes = Vec::new();
-    for layer in &spec.layers {
-        let rope = layer.mixer.rope().copied();
-        if !ropes.contains(&rope) {
-            ropes.push(rope);
-        }
-    }
-    ropes
 }

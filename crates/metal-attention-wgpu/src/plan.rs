@@ -37,6 +37,7 @@ use crate::kernels::{
     TOKEN_TILE, TokenRows,
 };
 use crate::kv_cache::WgpuKvCache;
+use crate::spans::Spans;
 use crate::state::WgpuStates;
 use crate::weights::{WgpuLinear, WgpuNorm, WgpuWeights};
 use crate::{BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
@@ -106,11 +107,26 @@ impl DispatchPlan {
 
     /// The dispatches of all layers, in order. `consecutive_pages`: whether the KV pages of the sequence are
     /// consecutive. The persistent kernel needs that, and a result to read back: its time-out flag arrives with the
-    /// result.
-    pub(super) fn layers(&self, size: BatchDims, consecutive_pages: bool) -> impl Iterator<Item = &Dispatch> {
-        let persistent = self.persistent_layers.as_ref().filter(|_| size.n_outputs > 0 && consecutive_pages);
-        let one_by_one = if persistent.is_some() { &[] } else { self.layers.as_slice() };
-        persistent.into_iter().flatten().chain(one_by_one.iter().flatten())
+    /// result. `additions`: what follows each of the first layers, of which the persistent kernel has none.
+    pub(super) fn layers<'p>(
+        &'p self,
+        size: BatchDims,
+        consecutive_pages: bool,
+        additions: &'p [Dispatch],
+    ) -> impl Iterator<Item = &'p Dispatch> {
+        let suits = size.n_outputs > 0 && consecutive_pages && additions.is_empty();
+        let persistent = self.persistent_layers.as_ref().filter(|_| suits);
+        let n_one_by_one = if persistent.is_some() { 0 } else { self.layers.len() };
+        persistent.into_iter().flatten().chain((0..n_one_by_one).flat_map(|i| self.layer_of_step(i, additions)))
+    }
+
+    /// The dispatches of layer `i`, with the one of `additions` that follows it.
+    pub(super) fn layer_of_step<'p>(
+        &'p self,
+        i: usize,
+        additions: &'p [Dispatch],
+    ) -> impl Iterator<Item = &'p Dispatch> {
+        self.layers[i].iter().chain(additions.get(i))
     }
 
     /// Number of dispatches of all layers without the persistent kernel.
@@ -126,7 +142,7 @@ impl DispatchPlan {
 
     /// The dispatches of a greedy decode step of a sequence with consecutive KV pages, in order.
     pub(super) fn greedy_step(&self, size: BatchDims) -> impl Iterator<Item = &Dispatch> {
-        self.embedding.iter().chain(self.layers(size, true)).chain(&self.head).chain(&self.argmax)
+        self.embedding.iter().chain(self.layers(size, true, &[])).chain(&self.head).chain(&self.argmax)
     }
 }
 
@@ -144,8 +160,10 @@ pub(super) struct PlanBuilder<'a> {
     pub(super) cache: &'a WgpuKvCache,
     /// Recurrent states.
     pub(super) states: &'a WgpuStates,
-    /// The RoPE cos/sin table of each layer, F32 `[n_ctx, n_rot / 2, 2]`.
+    /// The RoPE cos/sin table of each layer; see [`RopeTables`](crate::rope_tables::RopeTables).
     pub(super) rope: &'a [Buffer],
+    /// The buffers of spans, of which attention reads the last slots that inputs attend to.
+    pub(super) spans: &'a Spans,
     /// Tokens and page tables, see [`BatchBuffer`](crate::BatchBuffer).
     pub(super) batch: &'a Buffer,
     /// Receives the ids of argmax, `[n_outputs]`.

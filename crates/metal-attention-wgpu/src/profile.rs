@@ -39,21 +39,21 @@ impl WgpuExecutor {
         profiler: &mut Profiler,
     ) -> Result<(), WgpuError> {
         self.write_pages(&evaluated.tokens, &evaluated.pages);
-        let BatchShape { kind, size, consecutive_pages, .. } =
-            self.batch_shape(&evaluated.tokens, &evaluated.pages, 0, output);
-        let plan = self.plan(kind);
+        self.write_batch(evaluated)?;
+        let BatchShape { kind, size, output, consecutive_pages, n_additions } = self.step_shape(evaluated, output);
+        let (plan, additions) = (self.plan(kind), self.spans.additions(n_additions));
         // Without output tokens the grids of the output head are empty and are skipped as well.
-        let all =
-            plan.embedding.iter().chain(plan.layers(size, consecutive_pages)).chain(plan.result_dispatches(output));
-        let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).collect();
+        let layers = plan.layers(size, consecutive_pages, additions);
+        let all = plan.embedding.iter().chain(layers).chain(plan.result_dispatches(output));
+        let dispatches: Vec<Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).cloned().collect();
         let (_, period) = self.gpu.clock()?;
         let since =
             |start: u64, end: u64| Duration::from_secs_f64(end.saturating_sub(start) as f64 * f64::from(period) * 1e-9);
-        let whole = self.time_passes(evaluated, size, &[&dispatches])?[0];
-        let apart: Vec<&[&Dispatch]> = dispatches.chunks(1).collect();
+        let whole = self.time_passes(evaluated, size, &[&dispatches[..]])?[0];
+        let apart: Vec<&[Dispatch]> = dispatches.chunks(1).collect();
         let ticks = self.time_passes(evaluated, size, &apart)?;
         let first = ticks.first().map_or(0, |t| t[0]);
-        let kernel = |(dispatch, &[start, end]): (&&Dispatch, &Ticks)| KernelTime {
+        let kernel = |(dispatch, &[start, end]): (&Dispatch, &Ticks)| KernelTime {
             kernel: dispatch.kernel().to_owned().into(),
             start: since(first, start),
             time: since(start, end),
@@ -71,10 +71,10 @@ impl WgpuExecutor {
     }
 
     /// Runs each group of dispatches in a pass of its own and returns when it started and ended. `passes`: the groups.
-    fn time_passes(&self, step: &Step, size: BatchDims, passes: &[&[&Dispatch]]) -> Result<Vec<Ticks>, WgpuError> {
+    fn time_passes(&mut self, step: &Step, size: BatchDims, passes: &[&[Dispatch]]) -> Result<Vec<Ticks>, WgpuError> {
+        self.write_batch(step)?;
         let gpu = &*self.gpu;
         let (device, _) = gpu.clock()?;
-        self.write_batch(&step.tokens);
         // The batch runs several times, and then once for real: each run has to start from the same recurrent states.
         self.states.write(gpu, &repeatable(step.pages.segments(&step.tokens)));
         let mut ticks = Vec::new();

@@ -4,21 +4,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metal_attention_model::{
-    BatchKind, CacheGroups, Capacity, LayerSpec, LoadedModel, MemoryUse, ModelSpec, Rope, Session, SessionOptions,
-    Weights,
-};
-use wgpu::Buffer;
+use metal_attention_model::{BatchKind, CacheGroups, LoadedModel, MemoryUse, Session, SessionOptions};
 
 use super::{FLAG_BYTES, TOP_K, WgpuExecutor, WgpuForwardPass, log_persistent_layers};
 use crate::activations::{ActivationWidths, Activations};
-use crate::kernels;
 use crate::kv_cache::WgpuKvCache;
-use crate::options::{WgpuTuning, capacity, distinct_ropes};
-use crate::parts::{LayerPages, UNROTATED_ELEMENTS, page_bytes, supports};
+use crate::options::{WgpuTuning, capacity};
+use crate::parts::{LayerPages, page_bytes, supports};
 use crate::persistent_layers::{PersistentLayersBuilder, PlainLayer, workgroup_counts_to_try};
 use crate::pipelines::PipelineCache;
 use crate::plan::{MAX_GEMV_TOKENS, PlanBuilder, few_limits};
+use crate::rope_tables::RopeTables;
+use crate::spans::Spans;
 use crate::state::WgpuStates;
 use crate::waker::Waker;
 use crate::weights::{Uploads, WgpuWeights};
@@ -97,9 +94,11 @@ impl WgpuExecutor {
         let mut uploads = Uploads::default();
         let gpu_weights =
             WgpuWeights::new(&gpu, &spec, weights, &layer_pages, tuning.layers_in_a_buffer, &mut uploads)?;
-        let rope = rope_tables(&gpu, &spec, weights, cache_capacity)?;
+        let rope_tables = RopeTables::new(&gpu, &spec, weights, cache_capacity, scratch_capacity.0)?;
+        let rope = rope_tables.of_layers(&spec);
         let weight_bytes = gpu.allocated_bytes() - before_weights;
         let scratch = Activations::new(&gpu, &widths, scratch_capacity, cache_capacity.n_seq.min(MAX_GEMV_TOKENS))?;
+        let spans = Spans::new(&gpu, &spec, rope_tables, scratch.n_tokens)?;
         let ids = gpu.buffer("ids", 4 * scratch.n_outputs as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * scratch.n_outputs) as u64)?;
         // Only read where all layers are plain; each of those has keys and values of its own.
@@ -122,6 +121,7 @@ impl WgpuExecutor {
                 cache: &cache,
                 states: &states,
                 rope: &rope,
+                spans: &spans,
                 batch,
                 ids: &ids,
                 top_k: &top_k,
@@ -200,6 +200,7 @@ impl WgpuExecutor {
             scratch,
             cache,
             states,
+            spans,
             plan_one: one,
             plan_sequences: sequences,
             plan_few: few,
@@ -221,27 +222,4 @@ impl WgpuExecutor {
             compiling_layers,
         })
     }
-}
-
-/// The RoPE cos/sin table of each layer, F32 `[n_positions, n_rot / 2, 2]`. Layers with equal RoPE share a buffer. A
-/// layer without RoPE has a table of angles 0, as the fast attention kernels always rotate.
-fn rope_tables(
-    gpu: &WgpuDevice,
-    spec: &ModelSpec,
-    weights: &Weights,
-    cache_capacity: Capacity,
-) -> Result<Vec<Buffer>, WgpuError> {
-    let table = |rope: &Option<Rope>| match rope {
-        Some(rope) => {
-            kernels::rope_table(rope, weights.rope_factors(rope, cache_capacity.n_ctx), cache_capacity.n_positions())
-        }
-        None => [1.0, 0.0].repeat(cache_capacity.n_positions() * UNROTATED_ELEMENTS / 2),
-    };
-    let made = distinct_ropes(spec)
-        .into_iter()
-        .map(|rope| Ok((rope, gpu.upload("the RoPE table", &table(&rope))?)))
-        .collect::<Result<Vec<_>, WgpuError>>()?;
-    let table =
-        |layer: &LayerSpec| made.iter().find(|(rope, _)| rope.as_ref() == layer.mixer.rope()).map(|(_, b)| b.clone());
-    Ok(spec.layers.iter().filter_map(table).collect())
 }

@@ -18,8 +18,8 @@ pub fn argmax_scratch_bytes(n_vocab: usize, n_rows: usize) -> u64 {
 /// 0 if all are NaN. Identical to [`metal_attention_model::argmax`]. `logits` is `[n_outputs, n_vocab]`, `ids`
 /// `[n_outputs]` u32.
 ///
-/// With `advance`, a batch buffer, the `i`-th output token of the batch gets the id `ids[i]` and the next position, so
-/// that the batch of a decode step becomes that of the next step.
+/// With `advance`, a batch buffer, the `i`-th output token of the batch, which is text, gets the id `ids[i]` and the next
+/// slot and position, so that the batch of a decode step becomes that of the next step.
 pub fn argmax(
     gpu: &WgpuDevice,
     n_vocab: usize,

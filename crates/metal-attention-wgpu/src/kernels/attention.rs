@@ -196,7 +196,7 @@ pub struct AttentionBuffers<'a> {
     /// F32 `[n_tokens, qkv_row]`: in each row gates of heads (if any), query heads, key heads, value heads, and the
     /// inputs of the mixer that runs in parallel with attention.
     pub qkv: &'a wgpu::Buffer,
-    /// F32 `[n_ctx, n_rot / 2, 2]`: the RoPE cos/sin table.
+    /// F32 `[n_ctx or more, n_rot / 2, 2]`: the RoPE cos/sin table.
     pub rope: &'a wgpu::Buffer,
     /// F32 `[2, head_dim]`: weights of the RMSNorm of query heads, then of key heads. `Some` exactly if the shape has a
     /// `qk_norm_eps`.
@@ -211,6 +211,9 @@ pub struct AttentionBuffers<'a> {
     pub attention_out: &'a wgpu::Buffer,
     /// Partial results of split-KV attention, [`partial_len`](super::partial_len) elements for each token.
     pub partial: &'a wgpu::Buffer,
+    /// U32 `[n_tokens]`: the last slot that each token attends to if that is behind its own, as in a span that a layer
+    /// sees whole; else any number up to it. Only prefill attention reads it.
+    pub last_seen: &'a dyn Bind,
     /// The batch; a [`BatchBuffer`](crate::BatchBuffer), with page tables, for kernels that access the KV cache.
     pub batch: &'a wgpu::Buffer,
 }
@@ -225,6 +228,7 @@ pub(super) struct BoundAttention<'a> {
     pub(super) values: (&'a dyn Bind, AccessRange),
     pub(super) attention_out: (&'a dyn Bind, AccessRange),
     pub(super) partial: (&'a dyn Bind, AccessRange),
+    pub(super) last_seen: (&'a dyn Bind, AccessRange),
     pub(super) batch: (&'a dyn Bind, AccessRange),
 }
 
@@ -245,6 +249,7 @@ impl<'a> AttentionBuffers<'a> {
             values: (self.values, cache),
             attention_out: (self.attention_out, AccessRange::Tokens(floats(shape.att_len()))),
             partial: (self.partial, AccessRange::Splits(floats(shape.n_head * (shape.head_dim + 2)))),
+            last_seen: (self.last_seen, AccessRange::Tokens(4)),
             batch: (self.batch, AccessRange::Batch),
         }
     }
@@ -296,11 +301,16 @@ impl AttentionTwin {
     /// Appends `tokens` to their sequences and returns their results. `qkv` and the result are as in
     /// [`AttentionBuffers`].
     pub fn step(&mut self, tokens: &[BatchToken], qkv: &[f32]) -> Vec<f32> {
+        self.step_ahead(tokens, qkv, &vec![0; tokens.len()])
+    }
+
+    /// [`step`](Self::step) of prefill attention. `last_seen` as in [`AttentionBuffers`].
+    pub fn step_ahead(&mut self, tokens: &[BatchToken], qkv: &[f32], last_seen: &[u32]) -> Vec<f32> {
         let n_head = self.shape.n_head;
         let (dim, row) = (self.shape.head_dim, self.shape.qkv_len());
         let queries = self.append(tokens, qkv);
         let heads = queries.iter().enumerate().flat_map(|(i, q)| {
-            let mut result = self.attend(tokens[i / n_head], i % n_head, q);
+            let mut result = self.attend(tokens[i / n_head], last_seen[i / n_head] as usize, i % n_head, q);
             if self.shape.gated {
                 let gates = &qkv[i / n_head * row + i % n_head * dim..][..dim];
                 for (x, gate) in result.iter_mut().zip(gates) {
@@ -340,10 +350,12 @@ impl AttentionTwin {
         queries
     }
 
-    fn attend(&self, token: BatchToken, head: usize, q: &[f64]) -> Vec<f64> {
+    fn attend(&self, token: BatchToken, last_seen: usize, head: usize, q: &[f64]) -> Vec<f64> {
         let shape = self.shape;
         let kv_head = head / (shape.n_head / shape.n_head_kv);
-        let rows: Vec<usize> = shape.seen(token.pos).map(|pos| self.row(token.seq, kv_head, pos)).collect();
+        let seen = shape.seen(token.pos);
+        let rows: Vec<usize> =
+            (*seen.start()..=last_seen.max(*seen.end())).map(|pos| self.row(token.seq, kv_head, pos)).collect();
         let scores: Vec<f64> = rows
             .iter()
             .map(|&r| q.iter().zip(&self.keys[r]).map(|(a, b)| a * b).sum::<f64>() * f64::from(shape.scale))

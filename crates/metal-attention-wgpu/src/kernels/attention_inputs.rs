@@ -141,7 +141,7 @@ pub struct AttentionInputsBuffers<'a> {
     pub qkv: &'a wgpu::Buffer,
     /// F32 `[n_tokens, n_head, head_dim]`: receives the queries.
     pub queries: &'a wgpu::Buffer,
-    /// F32 `[n_ctx, n_rot / 2, 2]`: the RoPE cos/sin table; `Some` exactly if the shape has RoPE.
+    /// F32 `[n_ctx or more, n_rot / 2, 2]`: the RoPE cos/sin table; `Some` exactly if the shape has RoPE.
     pub rope: Option<&'a wgpu::Buffer>,
     /// F32: the norm's weights for queries, those for keys, then as many biases if it has some.
     pub qk_norm: Option<&'a wgpu::Buffer>,

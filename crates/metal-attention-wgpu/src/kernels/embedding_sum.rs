@@ -6,8 +6,9 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// `x[t] = scale * x[t] + token_type + positions[pos(t)]` for each token, in place: `x` is `[n_tokens, n]`,
-/// `token_type` `[n]`, `positions` `[n_positions, n]`, given with `n_positions`. Absent ones are not added.
+/// `x[t] = scale * x[t] + token_type + positions[position(t)]` for each token, in place: `x` is `[n_tokens, n]`,
+/// `token_type` `[n]`, `positions` `[n_positions, n]`, given with `n_positions`. Absent ones are not added. Rows that are
+/// given ([`InputPlace::has_row`](crate::InputPlace::has_row)) are not multiplied by `scale`.
 pub fn embedding_sum(
     gpu: &WgpuDevice,
     n: usize,
@@ -19,9 +20,8 @@ pub fn embedding_sum(
 ) -> Result<Dispatch, WgpuError> {
     let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(x, AccessRange::Tokens(4 * n as u64))];
     buffers.extend(token_type.map(|row| (row as &dyn Bind, AccessRange::floats(n))));
-    if let Some((table, n_positions)) = positions {
-        buffers.extend([(table as &dyn Bind, AccessRange::floats(n_positions * n)), (batch, AccessRange::Batch)]);
-    }
+    buffers.push((batch, AccessRange::Batch));
+    buffers.extend(positions.map(|(table, n_positions)| (table as &dyn Bind, AccessRange::floats(n_positions * n))));
     let grid = [GridExtent::Fixed(n.div_ceil(256) as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &key(n, scale, token_type.is_some(), positions.map_or(0, |(_, n)| n)), &buffers, grid)
 }

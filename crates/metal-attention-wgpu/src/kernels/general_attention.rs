@@ -151,6 +151,9 @@ pub struct GeneralAttentionBuffers<'a> {
     pub attention_out: &'a wgpu::Buffer,
     /// Partial results of splits, [`GeneralAttention::partial_len`] elements for each token.
     pub partial: &'a wgpu::Buffer,
+    /// As [`AttentionBuffers::last_seen`](super::AttentionBuffers::last_seen). Read neither with splits nor without a causal
+    /// mask.
+    pub last_seen: &'a dyn Bind,
     /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,
 }
@@ -177,6 +180,9 @@ pub fn general_attention(
     if split {
         buffers.push((b.partial, AccessRange::Splits(4 * (shape.n_head * (shape.value_dim + 2)) as u64)));
     }
+    if !split && shape.mask.is_causal() {
+        buffers.push((b.last_seen, AccessRange::Tokens(4)));
+    }
     if shape.sinks || shape.slopes {
         buffers.extend(b.sinks_and_slopes.map(|heads| (heads as &dyn Bind, AccessRange::floats(2 * shape.n_head))));
     }
@@ -200,18 +206,23 @@ pub fn general_attention_merge(
     Dispatch::new(gpu, &shape.merge_key(), &buffers, grid)
 }
 
-/// The scalar twin for one head of one token: its result `[value_dim]`. `q`: the query; `of_head`: the sink's score and
-/// the slope; `keys` and `values`: those of the KV head at every position of the sequence.
+/// The scalar twin for one head of one token: its result `[value_dim]`. `position`: of the token, whose slot is its `pos`;
+/// `last_seen`: as in [`GeneralAttentionBuffers`]; `q`: the query; `of_head`: the sink's score and the slope; `keys` and
+/// `values`: those of the KV head at every slot of the sequence.
 pub fn general_attention_twin(
     shape: &GeneralAttention,
     token: BatchToken,
+    (position, last_seen): (usize, usize),
     q: &[f32],
     of_head: [f32; 2],
     keys: &[Vec<f32>],
     values: &[Vec<f32>],
 ) -> Vec<f32> {
-    let growth = shape.temperature.map_or(1.0, |temperature| f64::from(temperature.factor(token.pos)));
-    let seen = shape.mask.seen(token.pos, keys.len());
+    let growth = shape.temperature.map_or(1.0, |temperature| f64::from(temperature.factor(position)));
+    let mut seen = shape.mask.seen(token.pos, keys.len());
+    if shape.mask.is_causal() {
+        seen.end = seen.end.max(last_seen + 1);
+    }
     let scores = seen.clone().map(|pos| {
         let product: f64 = q.iter().zip(&keys[pos]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
         let mut score = product * f64::from(shape.scale) * growth;

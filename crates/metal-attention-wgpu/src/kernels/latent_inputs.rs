@@ -72,7 +72,7 @@ pub struct LatentInputsBuffers<'a> {
     pub keys: &'a dyn Bind,
     /// Cached values, `[n_pages, 1, PAGE, padded rank]`.
     pub values: &'a dyn Bind,
-    /// F32 `[n_ctx, shared_dim / 2, 2]`: the RoPE cos/sin table, if there is RoPE.
+    /// F32 `[n_ctx or more, shared_dim / 2, 2]`: the RoPE cos/sin table, if there is RoPE.
     pub rope: &'a wgpu::Buffer,
     /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,

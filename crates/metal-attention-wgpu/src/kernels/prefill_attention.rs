@@ -43,7 +43,7 @@ fn dispatch(
     queries: usize,
 ) -> Result<Dispatch, WgpuError> {
     let b = buffers.bound(shape);
-    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![b.qkv, b.keys, b.values, b.attention_out, b.batch];
+    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![b.qkv, b.keys, b.values, b.attention_out, b.batch, b.last_seen];
     bound.extend(b.sinks);
     let grid = [GridExtent::Fixed(shape.n_head as u32), GridExtent::Tokens(queries as u32), GridExtent::Fixed(1)];
     Dispatch::new(gpu, key, &bound, grid)

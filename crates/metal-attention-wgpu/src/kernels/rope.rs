@@ -30,7 +30,7 @@ pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32
     rope.rotation(factors).table(n_ctx)
 }
 
-/// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place, each token by its position. `rope` is a [`rope_table`].
+/// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place, each token by its row of `rope`, a [`rope_table`].
 pub fn rope_apply(
     gpu: &WgpuDevice,
     shape: RopeShape,

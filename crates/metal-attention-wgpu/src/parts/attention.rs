@@ -409,6 +409,7 @@ impl<'a> PlanBuilder<'a> {
     ) -> Result<(), WgpuError> {
         let gpu = self.gpu;
         let (keys, values) = self.cache.read_by_layer(i);
+        let last_seen = self.spans.last_seen(i);
         let buffers = AttentionBuffers {
             qkv: &self.scratch.projected,
             rope: &self.rope[i],
@@ -418,6 +419,7 @@ impl<'a> PlanBuilder<'a> {
             values,
             attention_out: &self.scratch.mixer_out,
             partial: &self.scratch.partial,
+            last_seen: &last_seen,
             batch: self.batch,
         };
         if self.uses_decode_kernels() {
@@ -474,6 +476,7 @@ impl<'a> PlanBuilder<'a> {
         sinks_and_slopes: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
         let (scratch, (keys, values)) = (self.scratch, self.cache.read_by_layer(i));
+        let last_seen = self.spans.last_seen(i);
         let buffers = GeneralAttentionBuffers {
             queries: &scratch.queries,
             keys,
@@ -481,6 +484,7 @@ impl<'a> PlanBuilder<'a> {
             sinks_and_slopes,
             attention_out: &scratch.mixer_out,
             partial: &scratch.partial,
+            last_seen: &last_seen,
             batch: self.batch,
         };
         let split_kv = self.uses_decode_kernels();

@@ -68,11 +68,12 @@ fn scaled_logits(head: &OutputHead) -> Option<(f32, Option<f32>)> {
 }
 
 impl PlanBuilder<'_> {
-    /// The dispatches before the first layer: `x = norm(scale * table[id] + types[0] + positions[pos])`, then the
-    /// per-layer embeddings and residual streams of models that have them.
+    /// The dispatches before the first layer: `x = norm(scale * table[id] + types[0] + positions[position])`, then the
+    /// per-layer embeddings and residual streams of models that have them. Of an input that is an embedding row, `x` has
+    /// `scale * table[id]` already.
     pub(crate) fn embedding(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (scratch, w) = (self.scratch, &self.weights.ends);
-        let mut dispatches = kernels::embedding(self.gpu, &w.token_embd, &scratch.x, self.batch)?;
+        let mut dispatches = kernels::embedding(self.gpu, &w.token_embd, &scratch.x, true, self.batch)?;
         let positions = w.positions.as_ref().map(|(table, n)| (table, *n));
         if w.embedding_scale != 1.0 || w.token_type.is_some() || positions.is_some() {
             let (n, types) = (self.spec.n_embd, w.token_type.as_ref());

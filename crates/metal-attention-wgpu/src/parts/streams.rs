@@ -286,7 +286,7 @@ impl<'a> PlanBuilder<'a> {
         let (scratch, n_embd, n_layer) = (self.scratch, self.spec.n_embd, self.spec.n_layer());
         let Some(w) = &self.weights.per_layer else { return Ok(()) };
         let width = w.width;
-        dispatches.extend(kernels::embedding(self.gpu, &w.token_embd, &scratch.layer_embeddings, self.batch)?);
+        dispatches.extend(kernels::embedding(self.gpu, &w.token_embd, &scratch.layer_embeddings, false, self.batch)?);
         let scale = (width as f32).sqrt() * std::f32::consts::FRAC_1_SQRT_2;
         let shape = ScaleShape { n: n_layer * width, scale, soft_cap: None, outputs_only: false };
         dispatches.push(kernels::scale(self.gpu, shape, &scratch.layer_embeddings)?);

@@ -95,9 +95,11 @@ fn argmax_writes_the_next_tokens_into_the_batch() {
         run_sized(gpu, &dispatches, size);
         assert_eq!(gpu.read::<u32>(&ids, 2).unwrap(), [2, 5]);
         let mut want = batch_words(&tokens);
-        want[0][2..].copy_from_slice(&[5, 6]);
-        (want[2][0], want[2][1]) = (2, 11);
-        (want[3][0], want[3][1]) = (5, 21);
+        want[0][2..].copy_from_slice(&[9, 6]);
+        (want[3][0], want[3][1]) = (2, 11);
+        want[4][..2].copy_from_slice(&[11, 11]);
+        (want[5][0], want[5][1]) = (5, 21);
+        want[6][..2].copy_from_slice(&[21, 21]);
         // The KV pages of each sequence, after those of another cache group.
         want.extend([[9, 8, 7, 7], [8, 9, 1, 2], [3, 3, 2, 1]]);
         assert_eq!(gpu.read::<[u32; 4]>(batch.buffer(), want.len()).unwrap(), want);

@@ -113,6 +113,11 @@ impl<'a> Pair<'a> {
 
     /// Runs the kernels of `how` over a batch. Returns attention's result, `[n_tokens, att_len]`.
     fn run(&self, tokens: &[BatchToken], qkv: &[f32], how: How) -> Vec<f32> {
+        self.run_ahead(tokens, qkv, &vec![0; tokens.len()], how)
+    }
+
+    /// [`run`](Self::run) with the last slots that tokens attend to.
+    fn run_ahead(&self, tokens: &[BatchToken], qkv: &[f32], last_seen: &[u32], how: How) -> Vec<f32> {
         let (gpu, shape) = (self.gpu, &self.shape);
         let n = tokens.len();
         let attention_out = poisoned(gpu, n * shape.att_len());
@@ -128,6 +133,7 @@ impl<'a> Pair<'a> {
             values: &self.values,
             attention_out: &attention_out,
             partial: &partial,
+            last_seen: &gpu.upload("last seen", last_seen).unwrap(),
             batch: batch.buffer(),
         };
         let n_splits = n_splits(tokens.iter().map(|t| t.pos).max().unwrap());
@@ -163,9 +169,14 @@ impl<'a> Pair<'a> {
 
     /// Runs a batch of random tokens on the GPU and in the twin, and compares the results.
     fn check(&mut self, tokens: &[BatchToken], how: How) {
+        self.check_ahead(tokens, &vec![0; tokens.len()], how);
+    }
+
+    /// [`check`](Self::check) with the last slots that tokens attend to.
+    fn check_ahead(&mut self, tokens: &[BatchToken], last_seen: &[u32], how: How) {
         let qkv = self.qkv(tokens.len());
-        let got = self.run(tokens, &qkv, how);
-        let want = self.twin.step(tokens, &qkv);
+        let got = self.run_ahead(tokens, &qkv, last_seen, how);
+        let want = self.twin.step_ahead(tokens, &qkv, last_seen);
         let error = nmse(&got, &want);
         let tolerance = match how {
             How::Cooperative if self.gpu.features().cooperative_f16 => MATRIX_UNIT_TOLERANCE,
@@ -329,6 +340,29 @@ fn attention_on_matrix_units_matches_its_twin() {
 }
 
 #[test]
+fn whole_spans_are_seen_by_all_their_inputs() {
+    for gpu in variants() {
+        for how in [How::Prefill, How::Cooperative] {
+            if how == How::Cooperative && !(8..=64).contains(&gpu.features().subgroup_size) {
+                continue;
+            }
+            // Spans longer and shorter than the window, and one that begins within a tile of queries.
+            for window in [None, Some(20), Some(90)] {
+                let shape = AttentionShape { cache: F16, n_ctx: 300, window, ..shape(3, 1, 32) };
+                let mut pair = Pair::new(gpu, shape, 2);
+                pair.fill(0, 0, 50);
+                let ends = [(1, 0, 20, 12), (0, 50, 150, 149), (0, 150, 160, 0), (1, 20, 30, 29)];
+                let all =
+                    || ends.into_iter().flat_map(|(seq, from, to, last)| (from..to).map(move |pos| (seq, pos, last)));
+                let tokens: Vec<_> = all().map(|(seq, pos, _)| token(seq, pos)).collect();
+                let last_seen: Vec<u32> = all().map(|(.., last)| last).collect();
+                pair.check_ahead(&tokens, &last_seen, how);
+            }
+        }
+    }
+}
+
+#[test]
 fn prefill_and_decode_agree() {
     for (i, gpu) in gpus().enumerate() {
         for cache in caches(gpu, i) {
@@ -388,6 +422,7 @@ fn heads_too_large_for_the_kernels_are_refused() {
             values: b,
             attention_out: b,
             partial: b,
+            last_seen: b,
             batch: b,
         };
         for refused in [decode_attention(gpu, &shape, &buffers), prefill_attention(gpu, &shape, &buffers)] {

@@ -7,7 +7,7 @@ use crate::support::gpu;
 use metal_attention_gguf::TensorType;
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{RmsNormShape, residual_add, rmsnorm};
-use metal_attention_wgpu::{BatchBuffer, BatchDims, WgpuError, catalogue, wgpu};
+use metal_attention_wgpu::{BatchBuffer, BatchDims, InputPlace, WgpuError, catalogue, wgpu};
 
 #[test]
 fn every_shader_states_its_bounds() {
@@ -73,6 +73,13 @@ fn batches_have_only_valid_indices() {
     assert!(!writes(&[token(0, 0); 3]), "more tokens than the buffer has");
     assert!(!writes(&[token(3, 0)]), "a sequence that does not exist");
     assert!(!writes(&[token(0, 130)]) && !writes(&[token(0, usize::MAX)]), "a position beyond the context");
+    let places = |rope_row, position| {
+        let place = InputPlace { rope_row, position, has_row: false };
+        !panics(|| batch().write_tokens_at(gpu, &[token(0, 0)], |_| place))
+    };
+    assert!(places(131, 129));
+    assert!(!places(132, 0) && !places(u32::MAX, 0), "a row behind those of the inputs");
+    assert!(!places(0, 130) && !places(0, u32::MAX), "a position that no sequence reaches");
     let pages = |seq, pages: &[u32]| !panics(|| batch().write_pages(gpu, 1, seq, pages));
     assert!(!panics(|| batch().write_pages(gpu, 0, 0, &[8])), "a page of another cache group");
     assert!(panics(|| batch().write_pages(gpu, 2, 0, &[0])), "a cache group that does not exist");

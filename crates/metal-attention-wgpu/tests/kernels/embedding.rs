@@ -6,7 +6,7 @@ use crate::support::{on_variants, poisoned, run, variants};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{embedding, embedding_twin};
-use metal_attention_wgpu::{Arena, WgpuDevice, WgpuMatrix, batch_words};
+use metal_attention_wgpu::{Arena, InputPlace, WgpuDevice, WgpuMatrix, batch_words, batch_words_at};
 
 /// The GPU's embeddings of `ids`, `[ids.len(), n_embd]`.
 fn gpu_embeddings(gpu: &WgpuDevice, table: &WgpuMatrix, ids: &[u32]) -> Vec<f32> {
@@ -14,7 +14,7 @@ fn gpu_embeddings(gpu: &WgpuDevice, table: &WgpuMatrix, ids: &[u32]) -> Vec<f32>
         ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: false }).collect();
     let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
     let x = poisoned(gpu, ids.len() * table.n_in());
-    run(gpu, &embedding(gpu, table, &x, &batch).unwrap(), ids.len());
+    run(gpu, &embedding(gpu, table, &x, true, &batch).unwrap(), ids.len());
     gpu.read(&x, ids.len() * table.n_in()).unwrap()
 }
 
@@ -101,6 +101,25 @@ fn a_split_table_and_one_of_two_types() {
         let all: Vec<f32> = a.chunks(64).zip(b.chunks(64)).flat_map(|(a, b)| [a, b].concat()).collect();
         let ids: Vec<u32> = (0..18).collect();
         assert_equal(&gpu_embeddings(gpu, &matrix, &ids), &embedding_twin(&all, 64, &ids), "interleaved");
+    }
+}
+
+#[test]
+fn given_rows_are_spared() {
+    let gpu = &variants()[0];
+    let table = tensor(TensorType::F32, 8, 3, 5);
+    let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
+    let tokens = [0, 1, 2].map(|pos| BatchToken { id: 2 - pos as u32, seq: 0, pos, output: false });
+    let given = |i| InputPlace { has_row: i == 1, ..InputPlace::of_text(i as u32) };
+    let batch = gpu.upload("batch", &batch_words_at(&tokens, given)).unwrap();
+    for spares_rows in [true, false] {
+        let x = gpu.upload("x", &[0.5_f32; 24]).unwrap();
+        run(gpu, &embedding(gpu, &matrix, &x, spares_rows, &batch).unwrap(), 3);
+        let mut want = embedding_twin(&table.to_f32(), 8, &[2, 1, 0]);
+        if spares_rows {
+            want[8..16].fill(0.5);
+        }
+        assert_equal(&gpu.read::<f32>(&x, 24).unwrap(), &want, "given rows");
     }
 }
 

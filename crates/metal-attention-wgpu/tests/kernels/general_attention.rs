@@ -16,7 +16,7 @@ use metal_attention_wgpu::kernels::{
     general_attention, general_attention_merge, general_attention_twin, head_products, head_products_twin,
     latent_inputs, latent_inputs_twin, n_splits, rope_table,
 };
-use metal_attention_wgpu::{Arena, BatchBuffer, BatchDims, WgpuDevice, WgpuMatrix, wgpu};
+use metal_attention_wgpu::{Arena, BatchBuffer, BatchDims, InputPlace, WgpuDevice, WgpuMatrix, wgpu};
 
 const N_CTX: usize = 400;
 
@@ -30,6 +30,11 @@ fn rope_angles(n_rot: usize) -> Vec<f32> {
 /// Batch tokens `pos..pos + n` of a sequence.
 fn batch_tokens(seq: usize, pos: usize, n: usize) -> Vec<BatchToken> {
     (pos..pos + n).map(|pos| BatchToken { id: 0, seq, pos, output: false }).collect()
+}
+
+/// The row of the RoPE table that rotates `token`, other than its slot.
+fn rope_row(token: &BatchToken) -> usize {
+    token.pos * 2 + 7
 }
 
 /// Row `row` of a KV cache in floats.
@@ -85,8 +90,11 @@ fn filled(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], pages: &[V
 }
 
 /// Runs random queries of `tokens` on the GPU and in the twin, and compares the results. `split`: split-KV with a
-/// merge.
+/// merge. Without it, some tokens attend to later ones. Positions are behind the slots.
 fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], tokens: &[BatchToken], split: bool) {
+    let position = |t: usize| tokens[t].pos * 2 / 3;
+    let ahead = |t: &BatchToken| if t.pos % 3 == 1 { (t.pos + 3 + t.pos % 40).min(lens[t.seq] - 1) } else { 0 };
+    let last_seen: Vec<u32> = tokens.iter().map(|t| if split { 0 } else { ahead(t) as u32 }).collect();
     let pages = shuffled_pages(lens.len(), shape.n_ctx);
     let cache = filled(gpu, shape, lens, &pages);
     let n = tokens.len();
@@ -97,6 +105,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
     let attention_out = poisoned(gpu, n * shape.n_head * shape.value_dim);
     let partial = gpu.buffer("partial", 4 * (n * shape.partial_len()) as u64).unwrap();
     let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &pages);
+    batch.write_tokens_at(gpu, tokens, |t| InputPlace::of_text(position(t) as u32));
     let buffers = GeneralAttentionBuffers {
         queries: &gq,
         keys: &cache.gpu_keys,
@@ -104,6 +113,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
         sinks_and_slopes: Some(&gh),
         attention_out: &attention_out,
         partial: &partial,
+        last_seen: &gpu.upload("last seen", &last_seen).unwrap(),
         batch: batch.buffer(),
     };
     let mut dispatches = vec![general_attention(gpu, shape, split, &buffers).unwrap()];
@@ -120,7 +130,8 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
             let kv = token.seq * shape.n_head_kv + h / (shape.n_head / shape.n_head_kv);
             let q = &q[(t * shape.n_head + h) * shape.key_dim..][..shape.key_dim];
             let params = [sinks_and_slopes[2 * h], sinks_and_slopes[2 * h + 1]];
-            want.extend(general_attention_twin(shape, token, q, params, &cache.keys[kv], &cache.values[kv]));
+            let at = (position(t), last_seen[t] as usize);
+            want.extend(general_attention_twin(shape, token, at, q, params, &cache.keys[kv], &cache.values[kv]));
         }
     }
     let error = nmse(&gpu.read::<f32>(&attention_out, want.len()).unwrap(), &want);
@@ -232,6 +243,7 @@ fn attention_inputs_match_their_twin() {
         let [gqkv, grope, gw] = [&qkv, &table, &weights].map(|v| gpu.upload("x", v).unwrap());
         let queries = poisoned(gpu, n * shape.n_head * dim);
         let batch: BatchBuffer = batch_with_pages(gpu, &tokens, N_CTX, &pages);
+        batch.write_tokens_at(gpu, &tokens, |t| InputPlace::of_text(rope_row(&tokens[t]) as u32));
         let buffers = AttentionInputsBuffers {
             qkv: &gqkv,
             queries: &queries,
@@ -244,7 +256,7 @@ fn attention_inputs_match_their_twin() {
         let (mut got, mut want) = (gpu.read::<f32>(&queries, n * shape.n_head * dim).unwrap(), Vec::new());
         let mut cached = Vec::new();
         for (token, row) in tokens.iter().zip(qkv.chunks(shape.row())) {
-            let angles = &table[token.pos * n_rot..][..n_rot];
+            let angles = &table[rope_row(token) * n_rot..][..n_rot];
             let [q, k, v] = attention_inputs_twin(&shape, row, angles, &weights);
             want.extend(q);
             if shape.kv == KvInputs::None {
@@ -303,6 +315,7 @@ fn latent_inputs_match_their_twin() {
         let (keys, values) = (half(rank + n_rot), half(rank));
         let queries = poisoned(gpu, n * n_head * (rank + n_rot));
         let batch = batch_with_pages(gpu, &tokens, N_CTX, &pages);
+        batch.write_tokens_at(gpu, &tokens, |t| InputPlace::of_text(rope_row(&tokens[t]) as u32));
         let buffers = LatentInputsBuffers {
             q: &gq,
             kv: &gkv,
@@ -318,7 +331,7 @@ fn latent_inputs_match_their_twin() {
         let mut got: Vec<f32> = all.chunks(rank + n_rot).flat_map(|row| row[rank..].to_vec()).collect();
         let (mut want, mut rows) = (Vec::new(), Vec::new());
         for ((token, q), kv) in tokens.iter().zip(q.chunks(n_head * (n_nope + n_rot))).zip(kv.chunks(rank + n_rot)) {
-            let (rotated, key) = latent_inputs_twin(&shape, q, kv, &norm, &table[token.pos * n_rot..][..n_rot]);
+            let (rotated, key) = latent_inputs_twin(&shape, q, kv, &norm, &table[rope_row(token) * n_rot..][..n_rot]);
             want.extend(rotated);
             let row = pages[token.seq][token.pos / PAGE] as usize * PAGE + token.pos % PAGE;
             got.extend(cached_row(gpu, &keys, cache, row, rank + n_rot));

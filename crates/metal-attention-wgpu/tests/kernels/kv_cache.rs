@@ -43,6 +43,7 @@ fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: 
         values: &values,
         attention_out: &unused,
         partial: &unused,
+        last_seen: &unused,
         batch: batch.buffer(),
     };
     run(gpu, &[kv_cache_copy(gpu, &shape, &buffers).unwrap()], tokens.len());

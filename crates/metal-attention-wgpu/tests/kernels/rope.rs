@@ -5,7 +5,7 @@ use metal_attention_model::{BatchToken, CacheType, Rope, RopeLayout, RopeScaling
 use metal_attention_wgpu::kernels::{
     AttentionBuffers, AttentionShape, RopeShape, norm_rope_twin, rope_apply, rope_apply_dual, rope_table, rope_twin,
 };
-use metal_attention_wgpu::{batch_words, wgpu};
+use metal_attention_wgpu::{InputPlace, batch_words, batch_words_at, wgpu};
 
 const LAYOUTS: [RopeLayout; 2] = [RopeLayout::Interleaved, RopeLayout::Halves];
 const N_CTX: usize = 1024;
@@ -60,6 +60,29 @@ fn rope_apply_matches_its_twin() {
 }
 
 #[test]
+fn tokens_are_rotated_by_their_row_of_the_table() {
+    let (n_rot, tokens) = (8, tokens());
+    // The last one is beyond the table, whose end is read in its place.
+    let rows = [7, 0, 128, 127, N_CTX - 1, 1, 5, N_CTX + 3];
+    for gpu in variants() {
+        let words = batch_words_at(&tokens, |t| InputPlace { rope_row: rows[t] as u32, ..InputPlace::of_text(9) });
+        let batch = gpu.upload("batch", &words).unwrap();
+        let table = table(n_rot, RopeLayout::Halves);
+        let x = random(1, tokens.len() * n_rot);
+        let (gx, gt) = (gpu.upload("x", &x).unwrap(), gpu.upload("rope", &table).unwrap());
+        let shape = RopeShape { n_heads: 1, head_dim: n_rot, n_rot, layout: RopeLayout::Halves, n_ctx: N_CTX };
+        run(gpu, &[rope_apply(gpu, shape, &gx, &gt, &batch).unwrap()], tokens.len());
+        let got: Vec<f32> = gpu.read(&gx, x.len()).unwrap();
+        let heads = x.chunks(n_rot).zip(rows).take(rows.len() - 1);
+        let want: Vec<f32> =
+            heads.flat_map(|(head, at)| rope_twin(RopeLayout::Halves, head, row(&table, n_rot, at))).collect();
+        let error = nmse(&got[..want.len()], &want);
+        assert!(error < TOLERANCE, "{error:e}");
+        assert!(got[want.len()..].iter().all(|x| x.is_finite()));
+    }
+}
+
+#[test]
 fn rope_apply_dual_matches_its_twin_and_leaves_values_unchanged() {
     let tokens = tokens();
     for gpu in variants() {
@@ -100,6 +123,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_unchanged() {
                     values: &unused,
                     attention_out: &unused,
                     partial: &unused,
+                    last_seen: &unused,
                     batch: &batch,
                 };
                 run(gpu, &[rope_apply_dual(gpu, &shape, &buffers).unwrap()], tokens.len());

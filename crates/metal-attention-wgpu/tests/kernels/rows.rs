@@ -7,7 +7,7 @@ use metal_attention_wgpu::kernels::{
     attention_gate_twin, embedding_sum, embedding_sum_twin, norm, norm_twin, row_gate, row_gate_twin, scale,
     scale_twin,
 };
-use metal_attention_wgpu::{BatchDims, batch_words};
+use metal_attention_wgpu::{BatchDims, InputPlace, batch_words, batch_words_at};
 
 /// (elements of a row, rows per token, tokens)
 const SHAPES: [(usize, usize, usize); 6] = [(1, 1, 1), (31, 3, 2), (33, 1, 7), (256, 5, 3), (577, 1, 9), (2048, 2, 2)];
@@ -96,6 +96,22 @@ fn embedding_sum_matches_its_twin() {
             }
         }
     }
+}
+
+#[test]
+fn given_rows_are_not_scaled_and_have_learned_positions() {
+    let (gpu, n, tokens) = (&variants()[0], 7, [4, 5, 6].map(|pos| BatchToken { id: 0, seq: 0, pos, output: false }));
+    let (x, row, table) = (random(1, 3 * n), random(2, n), random(3, n * 20));
+    let [gx, gr, gt] = [&x, &row, &table].map(|v| gpu.upload("x", v).unwrap());
+    let place = |i: usize| InputPlace { rope_row: 0, position: 3 + 2 * i as u32, has_row: i != 1 };
+    let batch = gpu.upload("batch", &batch_words_at(&tokens, place)).unwrap();
+    run(gpu, &[embedding_sum(gpu, n, 1.5, &gx, Some(&gr), Some((&gt, 20)), &batch).unwrap()], 3);
+    let want = (0..3).flat_map(|t| {
+        let scale = if t == 1 { 1.5 } else { 1.0 };
+        embedding_sum_twin(scale, &x[t * n..][..n], &row, &table[(3 + 2 * t) * n..][..n])
+    });
+    let error = nmse(&gpu.read::<f32>(&gx, x.len()).unwrap(), &want.collect::<Vec<_>>());
+    assert!(error < 1e-13, "{error:e}");
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! Spans of embedding rows on the GPU: what a step with spans writes there beside its tokens and pages.
+//!
+//! ```text
+//! rows        to the residual stream itself, whose given rows the embedding kernel leaves as they are
+//! additions   a buffer for each of the first layers, which a dispatch after the layer adds to the residual stream
+//! positions   a row of the RoPE tables for each input whose components differ
+//! last slots  of each layer a list that prefill attention reads
+//! ```
+
+use metal_attention_model::{ModelSpec, Position, Step, StepInputs, StepSpan};
+use wgpu::Buffer;
+
+use crate::arena::Slice;
+use crate::batch::InputPlace;
+use crate::kernels;
+use crate::rope_tables::RopeTables;
+use crate::{Dispatch, WgpuDevice, WgpuError};
+
+/// Alignment of a layer's list of last slots, in words: what every device accepts as a binding's offset.
+const LIST_ALIGNMENT: usize = 64;
+
+/// The buffers of spans.
+#[derive(Debug)]
+pub(super) struct Spans {
+    /// The RoPE tables.
+    rope: RopeTables,
+    /// Of each layer the last slot that each input attends to, `[n_layer, list_words]`; zero unless `looks_ahead`.
+    last_seen: Buffer,
+    /// Words of a layer's list.
+    list_words: usize,
+    /// Whether `last_seen` has the lists of a step in which inputs attend to later ones.
+    looks_ahead: bool,
+    /// Rows that are added after each of the first layers, F32 `[n_tokens, n_embd]`. Made when first needed.
+    additions: Vec<Buffer>,
+    /// Adds them, in the same order.
+    add: Vec<Dispatch>,
+}
+
+impl Spans {
+    /// Makes the buffers for steps of at most `n_tokens`, without those of additions.
+    pub(super) fn new(
+        gpu: &WgpuDevice,
+        spec: &ModelSpec,
+        rope: RopeTables,
+        n_tokens: usize,
+    ) -> Result<Self, WgpuError> {
+        let list_words = list_words(n_tokens);
+        let last_seen = gpu.buffer("the last slots that inputs attend to", last_seen_bytes(spec, n_tokens))?;
+        Ok(Self { rope, last_seen, list_words, looks_ahead: false, additions: Vec::new(), add: Vec::new() })
+    }
+
+    /// The list of layer `i`, `[n_tokens]`: the last slot that each input attends to, or 0.
+    pub(super) fn last_seen(&self, i: usize) -> Slice {
+        let bytes = 4 * self.list_words as u64;
+        Slice::from(self.last_seen.clone()).part(i as u64 * bytes, bytes)
+    }
+
+    /// Bytes of the buffers that were made after loading.
+    pub(super) fn bytes_of_additions(&self) -> u64 {
+        self.additions.iter().map(Buffer::size).sum()
+    }
+
+    /// The dispatches that add the rows of the first `n` layers, which [`write`](Self::write) has written.
+    pub(super) fn additions(&self, n: usize) -> &[Dispatch] {
+        &self.add[..n]
+    }
+
+    /// What the kernels read of input `i` of `step`, beside its token.
+    pub(super) fn place(&self, step: &Step, i: usize) -> InputPlace {
+        let token = &step.tokens[i];
+        let position = step.position(token);
+        let has_row = step.inputs.as_ref().is_some_and(|inputs| inputs.of_token(token).is_some());
+        InputPlace { rope_row: self.rope.row(i, position), position: position.0[0], has_row }
+    }
+
+    /// Writes the spans of `step` for the next submission, which evaluates it. `x`: the residual stream, F32 `[n_tokens,
+    /// n_embd]`, with room for `n_tokens`.
+    pub(super) fn write(
+        &mut self,
+        gpu: &WgpuDevice,
+        spec: &ModelSpec,
+        (x, n_tokens): (&Buffer, usize),
+        step: &Step,
+    ) -> Result<(), WgpuError> {
+        self.write_last_seen(gpu, spec, step);
+        let Some(inputs) = &step.inputs else { return Ok(()) };
+        let n_embd = spec.n_embd;
+        for span in &inputs.spans {
+            gpu.write_at(x, 4 * (first_input(step, span) * n_embd) as u64, bytemuck::cast_slice(&span.rows));
+        }
+        let positions: Vec<Position> = step.tokens.iter().map(|token| step.position(token)).collect();
+        self.rope.write_rows(gpu, &positions);
+        for layer in 0..n_additions(step) {
+            if layer == self.additions.len() {
+                let rows = gpu.buffer("rows that are added after a layer", 4 * (n_tokens * n_embd) as u64)?;
+                self.add.push(kernels::residual_add(gpu, n_embd, x, &rows)?);
+                self.additions.push(rows);
+            }
+            let mut rows = vec![0.0_f32; step.tokens.len() * n_embd];
+            for span in &inputs.spans {
+                if let Some(added) = span.additions.get(layer) {
+                    rows[first_input(step, span) * n_embd..][..added.len()].copy_from_slice(added);
+                }
+            }
+            gpu.write(&self.additions[layer], &rows);
+        }
+        Ok(())
+    }
+
+    /// Writes the last slots that inputs attend to, unless they are those of the last step: none behind their own.
+    fn write_last_seen(&mut self, gpu: &WgpuDevice, spec: &ModelSpec, step: &Step) {
+        let is_whole = |inputs: &StepInputs| inputs.spans.iter().any(|span| span.whole_in.contains(&true));
+        let looks_ahead = step.inputs.as_ref().is_some_and(|inputs| is_whole(inputs));
+        if !(looks_ahead || self.looks_ahead) {
+            return;
+        }
+        let mut words = vec![0; spec.n_layer() * self.list_words];
+        if looks_ahead {
+            let last_seen = step.last_seen(spec);
+            for (layer, words) in words.chunks_exact_mut(self.list_words).enumerate() {
+                let list = &last_seen.lists[last_seen.list_of(layer)];
+                words[..list.len()].copy_from_slice(list);
+            }
+        }
+        gpu.write(&self.last_seen, &words);
+        self.looks_ahead = looks_ahead;
+    }
+}
+
+/// Number of the first layers of `step` after which rows are added.
+pub(super) fn n_additions(step: &Step) -> usize {
+    let spans = step.inputs.iter().flat_map(|inputs| &inputs.spans);
+    spans.map(|span| span.additions.len()).max().unwrap_or(0)
+}
+
+/// The index of the first input of `span` in its step. The others follow it.
+fn first_input(step: &Step, span: &StepSpan) -> usize {
+    let is_first = |token: &metal_attention_model::BatchToken| token.seq == span.seq && token.pos == span.slots.start;
+    step.tokens.iter().position(is_first).expect("a step has the inputs of its spans")
+}
+
+/// Words of a layer's list of last slots.
+fn list_words(n_tokens: usize) -> usize {
+    n_tokens.next_multiple_of(LIST_ALIGNMENT)
+}
+
+/// Bytes of the lists of last slots of all layers.
+pub(super) fn last_seen_bytes(spec: &ModelSpec, n_tokens: usize) -> u64 {
+    4 * spec.n_layer() as u64 * list_words(n_tokens) as u64
+}
