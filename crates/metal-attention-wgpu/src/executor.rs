@@ -168,7 +168,7 @@ impl WgpuExecutor {
     pub(super) fn write_batch(&mut self, step: &Step) -> Result<(), WgpuError> {
         let buffer = if step.tokens.len() == 1 { &self.batch_of_one } else { &self.batch };
         buffer.write_tokens_at(&self.gpu, &step.tokens, |i| self.spans.place(step, i));
-        self.spans.write(&self.gpu, &self.spec, (&self.scratch.x, self.scratch.n_tokens), step)
+        self.spans.write(&self.gpu, &self.spec, &self.scratch, step)
     }
 
     /// Writes the page tables of the batch's sequences to the GPU, as far as they have changed since the last write.

@@ -112,7 +112,7 @@ impl DispatchPlan {
         &'p self,
         size: BatchDims,
         consecutive_pages: bool,
-        additions: &'p [Dispatch],
+        additions: &'p [Vec<Dispatch>],
     ) -> impl Iterator<Item = &'p Dispatch> {
         let suits = size.n_outputs > 0 && consecutive_pages && additions.is_empty();
         let persistent = self.persistent_layers.as_ref().filter(|_| suits);
@@ -120,13 +120,13 @@ impl DispatchPlan {
         persistent.into_iter().flatten().chain((0..n_one_by_one).flat_map(|i| self.layer_of_step(i, additions)))
     }
 
-    /// The dispatches of layer `i`, with the one of `additions` that follows it.
+    /// The dispatches of layer `i`, with those of `additions` that follow it.
     pub(super) fn layer_of_step<'p>(
         &'p self,
         i: usize,
-        additions: &'p [Dispatch],
+        additions: &'p [Vec<Dispatch>],
     ) -> impl Iterator<Item = &'p Dispatch> {
-        self.layers[i].iter().chain(additions.get(i))
+        self.layers[i].iter().chain(additions.get(i).into_iter().flatten())
     }
 
     /// Number of dispatches of all layers without the persistent kernel.

@@ -10,9 +10,10 @@
 use metal_attention_model::{ModelSpec, Position, Step, StepInputs, StepSpan};
 use wgpu::Buffer;
 
+use crate::activations::Activations;
 use crate::arena::Slice;
 use crate::batch::InputPlace;
-use crate::kernels;
+use crate::kernels::{self, StreamSlice};
 use crate::rope_tables::RopeTables;
 use crate::{Dispatch, WgpuDevice, WgpuError};
 
@@ -32,8 +33,8 @@ pub(super) struct Spans {
     looks_ahead: bool,
     /// Rows that are added after each of the first layers, F32 `[n_tokens, n_embd]`. Made when first needed.
     additions: Vec<Buffer>,
-    /// Adds them, in the same order.
-    add: Vec<Dispatch>,
+    /// Adds them, in the same order; two dispatches each with several residual streams.
+    add: Vec<Vec<Dispatch>>,
 }
 
 impl Spans {
@@ -61,7 +62,7 @@ impl Spans {
     }
 
     /// The dispatches that add the rows of the first `n` layers, which [`write`](Self::write) has written.
-    pub(super) fn additions(&self, n: usize) -> &[Dispatch] {
+    pub(super) fn additions(&self, n: usize) -> &[Vec<Dispatch>] {
         &self.add[..n]
     }
 
@@ -73,27 +74,26 @@ impl Spans {
         InputPlace { rope_row: self.rope.row(i, position), position: position.0[0], has_row }
     }
 
-    /// Writes the spans of `step` for the next submission, which evaluates it. `x`: the residual stream, F32 `[n_tokens,
-    /// n_embd]`, with room for `n_tokens`.
+    /// Writes the spans of `step` for the next submission, which evaluates it. `scratch` has the residual stream.
     pub(super) fn write(
         &mut self,
         gpu: &WgpuDevice,
         spec: &ModelSpec,
-        (x, n_tokens): (&Buffer, usize),
+        scratch: &Activations,
         step: &Step,
     ) -> Result<(), WgpuError> {
         self.write_last_seen(gpu, spec, step);
         let Some(inputs) = &step.inputs else { return Ok(()) };
         let n_embd = spec.n_embd;
         for span in &inputs.spans {
-            gpu.write_at(x, 4 * (first_input(step, span) * n_embd) as u64, bytemuck::cast_slice(&span.rows));
+            gpu.write_at(&scratch.x, 4 * (first_input(step, span) * n_embd) as u64, bytemuck::cast_slice(&span.rows));
         }
         let positions: Vec<Position> = step.tokens.iter().map(|token| step.position(token)).collect();
         self.rope.write_rows(gpu, &positions);
         for layer in 0..n_additions(step) {
             if layer == self.additions.len() {
-                let rows = gpu.buffer("rows that are added after a layer", 4 * (n_tokens * n_embd) as u64)?;
-                self.add.push(kernels::residual_add(gpu, n_embd, x, &rows)?);
+                let rows = gpu.buffer("rows that are added after a layer", 4 * (scratch.n_tokens * n_embd) as u64)?;
+                self.add.push(add(gpu, spec, scratch, &rows)?);
                 self.additions.push(rows);
             }
             let mut rows = vec![0.0_f32; step.tokens.len() * n_embd];
@@ -125,6 +125,18 @@ impl Spans {
         gpu.write(&self.last_seen, &words);
         self.looks_ahead = looks_ahead;
     }
+}
+
+/// The dispatches that add `rows`, F32 `[n_tokens, n_embd]`, to `x`, and to the first of several residual streams.
+fn add(gpu: &WgpuDevice, spec: &ModelSpec, scratch: &Activations, rows: &Buffer) -> Result<Vec<Dispatch>, WgpuError> {
+    let n = spec.n_embd;
+    let mut dispatches = vec![kernels::residual_add(gpu, n, &scratch.x, rows)?];
+    if let Some(streams) = spec.embedding.streams {
+        let added = StreamSlice { buffer: rows, stride: n, at: 0 };
+        let active = StreamSlice { buffer: &scratch.streams, stride: streams.n * n, at: streams.active * n };
+        dispatches.push(kernels::stretch(gpu, n, added, None, active, true)?);
+    }
+    Ok(dispatches)
 }
 
 /// Number of the first layers of `step` after which rows are added.

@@ -10,3 +10,4 @@ mod layers_at_once;
 mod pages;
 mod scheduler;
 mod shapes;
+mod spans;
