@@ -110,7 +110,7 @@ pub enum AccessRange {
     Splits(u64),
     /// This number for each tile of experts.
     ExpertTiles(ExpertTiles, u64),
-    /// The tokens of a batch, as [`batch_words`](crate::batch_words) writes them.
+    /// The tokens of a batch, as [`batch_words_at`](crate::batch_words_at) writes them.
     Batch,
     /// Runs and segments, as `kernels::segment_words` writes them; at most one run for each
     /// token.
@@ -150,10 +150,10 @@ impl BufferCapacity {
                 AccessRange::ExpertTiles(tiles, each) => {
                     capacity.tokens = capacity.tokens.min(tiles.max_tokens(bytes / each.max(1)));
                 }
-                // Two vectors of four words for each token.
-                AccessRange::Batch => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)? / 2),
-                // At most a run and a segment for each token.
-                AccessRange::Segments => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)? / 2),
+                // After a first vector of four words, two for each token: of the batch, or at most a run and a segment.
+                AccessRange::Batch | AccessRange::Segments => {
+                    capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)? / 2);
+                }
             }
         }
         Some(capacity)
@@ -350,7 +350,7 @@ mod tests {
         let capacity = BufferCapacity::of(&[
             (&Bytes(64), AccessRange::Fixed(64)),
             (&Bytes(96), AccessRange::Tokens(32)),
-            (&Bytes(80), AccessRange::Batch),
+            (&Bytes(144), AccessRange::Batch),
             (&Bytes(112), AccessRange::Segments),
             (&Bytes(8), AccessRange::Outputs(4)),
             (&Bytes(48), AccessRange::Splits(8)),

@@ -5,7 +5,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::{WgpuOptions, WgpuTuning};
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{CacheType, ForwardPass, LoadedModel, SessionOptions, argmax};
+use metal_attention_model::{
+    Batch, CacheType, ForwardPass, LoadedModel, OutputKind, Outputs, Position, SessionOptions, Span, argmax,
+};
 
 use super::*;
 
@@ -155,6 +157,43 @@ fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
         assert_eq!(pass.persistent_timed_out.is_some(), is_persistent, "no step timed out");
         results.extend(others.concat());
         results
+    });
+    assert_eq!(got, want);
+}
+
+/// Text behind a span has positions below its slots; the persistent kernel evaluates it, and a row by itself.
+#[test]
+fn text_behind_a_span_gives_the_same_ids_layer_by_layer() {
+    let Some((_in_use, gpu)) = device() else { return };
+    let [want, got] = [0, 1].map(|groups| {
+        let mut pass = start(&gpu, groups);
+        let is_persistent = pass.persistent_timed_out.is_some();
+        let n_embd = pass.spec().n_embd;
+        let rows: Vec<f32> = (0..9 * n_embd).map(|i| ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
+        let positions: Vec<_> = (0..9).map(|i| Position([i / 3; 3])).collect();
+        let tokens = |from: usize, n: usize| -> Vec<_> {
+            (from..from + n).map(|pos| BatchToken { id: 5 + pos as u32, seq: 0, pos, output: true }).collect()
+        };
+        let first = Span { first: 4, rows: &rows, additions: &[], positions: &positions, whole_in: &[] };
+        let batch = tokens(0, 15);
+        let run = |pass: &mut WgpuForwardPass, batch: Batch<'_>| {
+            let (outputs, _) = pass.forward_outputs(batch, OutputKind::Ids, &[]).unwrap();
+            let Outputs::Ids(ids) = outputs else { panic!("ids") };
+            ids
+        };
+        let mut ids = run(&mut pass, Batch { tokens: &batch, spans: &[first] });
+        let last = ids[ids.len() - 1];
+        ids.extend(greedy(&mut pass, 0, last, 8).iter().map(|t| t.0));
+        // A row by itself, without and with an addition.
+        let row = &rows[..n_embd];
+        for additions in [&[][..], &[row]] {
+            let alone = Span { first: 0, rows: row, additions, positions: &[], whole_in: &[] };
+            let batch = tokens(pass.n_past(0), 1);
+            ids.extend(run(&mut pass, Batch { tokens: &batch, spans: &[alone] }));
+            ids.extend(greedy(&mut pass, 0, 7, 3).iter().map(|t| t.0));
+        }
+        assert_eq!(pass.persistent_timed_out.is_some(), is_persistent, "no step timed out");
+        ids
     });
     assert_eq!(got, want);
 }

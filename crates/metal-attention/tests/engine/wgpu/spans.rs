@@ -173,6 +173,27 @@ fn positions_additions_and_whole_spans_give_the_results_of_the_cpu() {
     }
 }
 
+/// Each step writes its part of the rows, of the additions and of the RoPE tables.
+#[test]
+fn a_span_that_is_divided_over_steps_gives_the_results_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let toy = read("divided", &more_architectures()["qwen3vl.gguf"]);
+    let options = SessionOptions { n_ubatch: 16, ..options() };
+    let mut passes: [Box<dyn ForwardPass>; 2] =
+        [Box::new(on_cpu(&toy)), Box::new(WgpuExecutor::session(Arc::clone(&gpu), &toy.model, &options).unwrap())];
+    let [want, found] = passes.each_mut().map(|pass| {
+        let n = 40 * pass.spec().n_embd;
+        let rows: Vec<f32> = (0..n).map(|i| (i * 7919 % 1009) as f32 / 504.5 - 1.0).collect();
+        let positions: Vec<_> = (0..40).map(|i| Position([i / 20, i % 7, i / 7])).collect();
+        let additions: [&[f32]; 2] = [&rows, &rows];
+        let span = Span { first: 3, rows: &rows, additions: &additions, positions: &positions, whole_in: &[] };
+        let tokens = tokens(pass.as_ref(), 0, 0, 3 + 40 + 6);
+        logits(pass.as_mut(), &tokens, &[span])
+    });
+    let error = nmse(&found, &want);
+    assert!(error < LIMIT, "NMSE {error:e}");
+}
+
 #[test]
 fn spans_longer_than_a_window_or_a_chunk_are_seen_whole() {
     let Some(gpu) = gpu() else { return };
