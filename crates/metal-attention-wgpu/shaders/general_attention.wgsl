@@ -24,7 +24,7 @@
 {% set next = 6 %}
 {% endif %}
 {% if looks_ahead %}
-// The last slot that each token attends to, if that is behind its own.
+// The index of the last token that each token attends to, if that is behind its own.
 @group(0) @binding(5) var<storage, read> last_seen: array<u32>; // [n_tokens]
 {% set next = 6 %}
 {% endif %}

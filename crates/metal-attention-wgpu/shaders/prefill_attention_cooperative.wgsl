@@ -40,7 +40,7 @@ enable f16;
 {% set batch_binding = 4 %}
 {% include "batch.wgsl" %}
 {% include "kv_cache.wgsl" %}
-// The last slot that each token attends to, if that is behind its own.
+// The index of the last token that each token attends to, if that is behind its own.
 @group(0) @binding(5) var<storage, read> last_seen: array<u32>; // [n_tokens]
 {% if sinks %}
 @group(0) @binding(6) var<storage, read> of_heads: array<vec2<f32>>; // [N_HEAD]: the sink's score first

@@ -25,7 +25,7 @@ impl InputPlace {
 }
 
 /// The words of the batch buffer without page tables, `[1 + 2 n_tokens, 4]`. The first row is (number of tokens, number
-/// of output tokens, 0, 0). Each token has two rows: (id, slot, sequence, w), where the `w` of token `i` is the index
+/// of output tokens, 0, 0). Each token has two rows: (id, index in the sequence, sequence, w), where the `w` of token `i` is the index
 /// of the `i`-th output token, one with [`BatchToken::output`] set; and (row of the RoPE tables, position, whether its
 /// embedding is given, 0), as `place(i)` returns. Kernels that use the KV cache need a [`BatchBuffer`].
 pub fn batch_words_at(tokens: &[BatchToken], place: impl Fn(usize) -> InputPlace) -> Vec<[u32; 4]> {
@@ -40,7 +40,7 @@ pub fn batch_words_at(tokens: &[BatchToken], place: impl Fn(usize) -> InputPlace
     words
 }
 
-/// [`batch_words_at`] for text whose positions are its slots.
+/// [`batch_words_at`] for text without spans before it.
 pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
     batch_words_at(tokens, |i| InputPlace::of_text(tokens[i].pos as u32))
 }
@@ -68,7 +68,7 @@ pub struct BatchBuffer {
 }
 
 impl BatchBuffer {
-    /// Makes the buffer for batches of up to `n_tokens` tokens, and `n_seq` sequences of up to `n_ctx` slots and positions.
+    /// Makes the buffer for batches of up to `n_tokens` tokens, and `n_seq` sequences of up to `n_ctx` inputs and positions.
     /// `n_pages`: the pages of each cache group.
     pub fn new(
         gpu: &WgpuDevice,
@@ -97,7 +97,7 @@ impl BatchBuffer {
         &self.buffer
     }
 
-    /// Writes `tokens`, whose positions are their slots, as the batch of the next submission.
+    /// Writes `tokens`, whose positions are their indices, as the batch of the next submission.
     ///
     /// # Panics
     /// As [`write_tokens_at`](Self::write_tokens_at).
@@ -108,13 +108,13 @@ impl BatchBuffer {
     /// Writes `tokens` as the batch of the next submission. `place`: of each of them.
     ///
     /// # Panics
-    /// If there are too many, or one has a sequence, slot or position out of range: shaders use most of them as indices without
+    /// If there are too many, or one has a sequence, index or position out of range: shaders use most of them as indices without
     /// checks.
     pub fn write_tokens_at(&self, gpu: &WgpuDevice, tokens: &[BatchToken], place: impl Fn(usize) -> InputPlace) {
         assert!(tokens.len() <= self.n_tokens, "{} tokens in a buffer for {}", tokens.len(), self.n_tokens);
         let n_seq = self.written.len() / self.n_pages.len();
         let known = |t: &BatchToken| t.seq < n_seq && t.pos < self.n_ctx;
-        assert!(tokens.iter().all(known), "a token of no sequence or slot: {tokens:?}");
+        assert!(tokens.iter().all(known), "a token of no sequence or index: {tokens:?}");
         let mut words = batch_words_at(tokens, place);
         let rope_rows = self.n_ctx + self.n_tokens;
         let placed = |row: &[u32; 4]| (row[0] as usize) < rope_rows && (row[1] as usize) < self.n_ctx;

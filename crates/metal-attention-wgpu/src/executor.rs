@@ -25,7 +25,7 @@ use crate::parts::supports;
 use crate::persistent_layers::{PersistentLayers, UntestedLayers};
 use crate::plan::{DispatchPlan, MAX_GEMV_TOKENS};
 use crate::profile;
-use crate::spans::{Spans, n_additions};
+use crate::spans::{Spans, n_deepstack};
 use crate::state::WgpuStates;
 use crate::waker::Waker;
 use crate::{BatchBuffer, BatchDims, Dispatch, Readback, WgpuDevice, WgpuError};
@@ -64,7 +64,7 @@ pub(super) struct BatchShape {
     /// Whether the KV pages of a one-token batch's sequence are consecutive; the persistent kernel requires it.
     pub(super) consecutive_pages: bool,
     /// Number of the first layers after which rows of spans are added to the residual stream.
-    pub(super) n_additions: usize,
+    pub(super) n_deepstack: usize,
 }
 
 /// The commands of a batch of one token, recorded before its token is known.
@@ -189,8 +189,8 @@ impl WgpuExecutor {
     /// GPU starts before the CPU has recorded all of them. Each one advances the device's
     /// [`Watch`](metal_attention_model::Watch) when it is done.
     pub(super) fn record(&self, shape: BatchShape, traced: Option<&TracedRows>) -> CommandEncoder {
-        let BatchShape { kind, size, output, consecutive_pages, n_additions } = shape;
-        let (plan, additions) = (self.plan(kind), self.spans.additions(n_additions));
+        let BatchShape { kind, size, output, consecutive_pages, n_deepstack } = shape;
+        let (plan, deepstack) = (self.plan(kind), self.spans.deepstack(n_deepstack));
         let mut encoder = self.gpu.encoder();
         let descriptor = ComputePassDescriptor::default();
         let mut pass = encoder.begin_compute_pass(&descriptor);
@@ -205,14 +205,14 @@ impl WgpuExecutor {
                     pass = encoder.begin_compute_pass(&descriptor);
                 }
                 if i < plan.layers.len() {
-                    for dispatch in plan.layer_of_step(i, additions) {
+                    for dispatch in plan.layer_of_step(i, deepstack) {
                         dispatch.record(&self.gpu, &mut pass, size);
                     }
                 }
             }
         } else {
             let n_submitted = submitted_while_recording(kind, plan.n_dispatches());
-            for (i, dispatch) in (1..).zip(plan.layers(size, consecutive_pages, additions)) {
+            for (i, dispatch) in (1..).zip(plan.layers(size, consecutive_pages, deepstack)) {
                 dispatch.record(&self.gpu, &mut pass, size);
                 if i <= n_submitted && i >= FIRST_SUBMISSION && usize::is_power_of_two(i) {
                     drop(pass);
@@ -233,7 +233,7 @@ impl WgpuExecutor {
     }
 
     /// The shape of the micro-batch `batch`, or of the decode step `ahead` tokens later, given its sequences' present
-    /// pages. Without additions.
+    /// pages. Without deepstack rows.
     pub(super) fn batch_shape(
         &self,
         batch: &[BatchToken],
@@ -250,13 +250,13 @@ impl WgpuExecutor {
         };
         // The page table of a sequence that is alone in the cache is always consecutive: see `PageTable`.
         let consecutive_pages = batch.len() == 1 && pages.pages_are_contiguous(batch[0].seq);
-        BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages, n_additions: 0 }
+        BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages, n_deepstack: 0 }
     }
 
     /// The shape of `step`.
     pub(super) fn step_shape(&self, step: &Step, output: ResultKind) -> BatchShape {
         let shape = self.batch_shape(&step.tokens, &step.pages, 0, output);
-        BatchShape { n_additions: n_additions(step), ..shape }
+        BatchShape { n_deepstack: n_deepstack(step), ..shape }
     }
 
     /// Starts to use the persistent kernels if their compilation has finished since the last call. The prepared step is
@@ -488,7 +488,7 @@ impl Executor for WgpuExecutor {
 
     /// The weights, the KV cache with recurrent states, and the scratch buffers on the GPU.
     fn memory_use(&self, _results: usize) -> MemoryUse {
-        MemoryUse { scratch: self.memory.scratch + self.spans.bytes_of_additions(), ..self.memory }
+        MemoryUse { scratch: self.memory.scratch + self.spans.bytes_of_deepstack(), ..self.memory }
     }
 
     fn begin_batch(&mut self) -> Result<(), ForwardError> {

@@ -107,26 +107,26 @@ impl DispatchPlan {
 
     /// The dispatches of all layers, in order. `consecutive_pages`: whether the KV pages of the sequence are
     /// consecutive. The persistent kernel needs that, and a result to read back: its time-out flag arrives with the
-    /// result. `additions`: what follows each of the first layers, of which the persistent kernel has none.
+    /// result. `deepstack`: the addition after each of the first layers, of which the persistent kernel has none.
     pub(super) fn layers<'p>(
         &'p self,
         size: BatchDims,
         consecutive_pages: bool,
-        additions: &'p [Vec<Dispatch>],
+        deepstack: &'p [Dispatch],
     ) -> impl Iterator<Item = &'p Dispatch> {
-        let suits = size.n_outputs > 0 && consecutive_pages && additions.is_empty();
+        let suits = size.n_outputs > 0 && consecutive_pages && deepstack.is_empty();
         let persistent = self.persistent_layers.as_ref().filter(|_| suits);
         let n_one_by_one = if persistent.is_some() { 0 } else { self.layers.len() };
-        persistent.into_iter().flatten().chain((0..n_one_by_one).flat_map(|i| self.layer_of_step(i, additions)))
+        persistent.into_iter().flatten().chain((0..n_one_by_one).flat_map(|i| self.layer_of_step(i, deepstack)))
     }
 
-    /// The dispatches of layer `i`, with those of `additions` that follow it.
+    /// The dispatches of layer `i`, with those of `deepstack` that follow it.
     pub(super) fn layer_of_step<'p>(
         &'p self,
         i: usize,
-        additions: &'p [Vec<Dispatch>],
+        deepstack: &'p [Dispatch],
     ) -> impl Iterator<Item = &'p Dispatch> {
-        self.layers[i].iter().chain(additions.get(i).into_iter().flatten())
+        self.layers[i].iter().chain(deepstack.get(i))
     }
 
     /// Number of dispatches of all layers without the persistent kernel.
@@ -162,7 +162,7 @@ pub(super) struct PlanBuilder<'a> {
     pub(super) states: &'a WgpuStates,
     /// The RoPE cos/sin table of each layer; see [`RopeTables`](crate::rope_tables::RopeTables).
     pub(super) rope: &'a [Buffer],
-    /// The buffers of spans, of which attention reads the last slots that inputs attend to.
+    /// The buffers of spans, of which attention reads the last inputs that inputs attend to.
     pub(super) spans: &'a Spans,
     /// Tokens and page tables, see [`BatchBuffer`](crate::BatchBuffer).
     pub(super) batch: &'a Buffer,

@@ -40,10 +40,10 @@ impl WgpuExecutor {
     ) -> Result<(), WgpuError> {
         self.write_pages(&evaluated.tokens, &evaluated.pages);
         self.write_batch(evaluated)?;
-        let BatchShape { kind, size, output, consecutive_pages, n_additions } = self.step_shape(evaluated, output);
-        let (plan, additions) = (self.plan(kind), self.spans.additions(n_additions));
+        let BatchShape { kind, size, output, consecutive_pages, n_deepstack } = self.step_shape(evaluated, output);
+        let (plan, deepstack) = (self.plan(kind), self.spans.deepstack(n_deepstack));
         // Without output tokens the grids of the output head are empty and are skipped as well.
-        let layers = plan.layers(size, consecutive_pages, additions);
+        let layers = plan.layers(size, consecutive_pages, deepstack);
         let all = plan.embedding.iter().chain(layers).chain(plan.result_dispatches(output));
         let dispatches: Vec<Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).cloned().collect();
         let (_, period) = self.gpu.clock()?;

@@ -2,22 +2,22 @@
 //!
 //! ```text
 //! rows        to the residual stream itself, whose given rows the embedding kernel leaves as they are
-//! additions   a buffer for each of the first layers, which a dispatch after the layer adds to the residual stream
+//! deepstack   a buffer for each of the first layers, which a dispatch after the layer adds to the residual stream
 //! positions   a row of the RoPE tables for each input whose components differ
-//! last slots  of each layer a list that prefill attention reads
+//! last seen   of each layer a list of the last input that each input attends to, which prefill attention reads
 //! ```
 
-use metal_attention_model::{ModelSpec, Position, Step, StepInputs, StepSpan};
+use metal_attention_model::{BatchToken, ModelSpec, Position, Step, StepSpan};
 use wgpu::Buffer;
 
 use crate::activations::Activations;
 use crate::arena::Slice;
 use crate::batch::InputPlace;
-use crate::kernels::{self, StreamSlice};
+use crate::kernels;
 use crate::rope_tables::RopeTables;
 use crate::{Dispatch, WgpuDevice, WgpuError};
 
-/// Alignment of a layer's list of last slots, in words: what every device accepts as a binding's offset.
+/// Alignment of a layer's list, in words: what every device accepts as a binding's offset.
 const LIST_ALIGNMENT: usize = 64;
 
 /// The buffers of spans.
@@ -25,20 +25,20 @@ const LIST_ALIGNMENT: usize = 64;
 pub(super) struct Spans {
     /// The RoPE tables.
     rope: RopeTables,
-    /// Of each layer the last slot that each input attends to, `[n_layer, list_words]`; zero unless `looks_ahead`.
+    /// The lists of [`LastSeen`](metal_attention_model::LastSeen) by layer, `[n_layer, list_words]`; zero unless `looks_ahead`.
     last_seen: Buffer,
     /// Words of a layer's list.
     list_words: usize,
     /// Whether `last_seen` has the lists of a step in which inputs attend to later ones.
     looks_ahead: bool,
     /// Rows that are added after each of the first layers, F32 `[n_tokens, n_embd]`. Made when first needed.
-    additions: Vec<Buffer>,
-    /// Adds them, in the same order; two dispatches each with several residual streams.
-    add: Vec<Vec<Dispatch>>,
+    deepstack: Vec<Buffer>,
+    /// Adds them, in the same order.
+    add: Vec<Dispatch>,
 }
 
 impl Spans {
-    /// Makes the buffers for steps of at most `n_tokens`, without those of additions.
+    /// Makes the buffers for steps of at most `n_tokens`, without those of deepstack rows.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &ModelSpec,
@@ -46,23 +46,23 @@ impl Spans {
         n_tokens: usize,
     ) -> Result<Self, WgpuError> {
         let list_words = list_words(n_tokens);
-        let last_seen = gpu.buffer("the last slots that inputs attend to", last_seen_bytes(spec, n_tokens))?;
-        Ok(Self { rope, last_seen, list_words, looks_ahead: false, additions: Vec::new(), add: Vec::new() })
+        let last_seen = gpu.buffer("the last inputs that inputs attend to", last_seen_bytes(spec, n_tokens))?;
+        Ok(Self { rope, last_seen, list_words, looks_ahead: false, deepstack: Vec::new(), add: Vec::new() })
     }
 
-    /// The list of layer `i`, `[n_tokens]`: the last slot that each input attends to, or 0.
+    /// The list of layer `i`, `[n_tokens]`: the index in its sequence of the last input that each input attends to, or 0.
     pub(super) fn last_seen(&self, i: usize) -> Slice {
         let bytes = 4 * self.list_words as u64;
         Slice::from(self.last_seen.clone()).part(i as u64 * bytes, bytes)
     }
 
     /// Bytes of the buffers that were made after loading.
-    pub(super) fn bytes_of_additions(&self) -> u64 {
-        self.additions.iter().map(Buffer::size).sum()
+    pub(super) fn bytes_of_deepstack(&self) -> u64 {
+        self.deepstack.iter().map(Buffer::size).sum()
     }
 
     /// The dispatches that add the rows of the first `n` layers, which [`write`](Self::write) has written.
-    pub(super) fn additions(&self, n: usize) -> &[Vec<Dispatch>] {
+    pub(super) fn deepstack(&self, n: usize) -> &[Dispatch] {
         &self.add[..n]
     }
 
@@ -90,27 +90,27 @@ impl Spans {
         }
         let positions: Vec<Position> = step.tokens.iter().map(|token| step.position(token)).collect();
         self.rope.write_rows(gpu, &positions);
-        for layer in 0..n_additions(step) {
-            if layer == self.additions.len() {
+        for layer in 0..n_deepstack(step) {
+            if layer == self.deepstack.len() {
                 let rows = gpu.buffer("rows that are added after a layer", 4 * (scratch.n_tokens * n_embd) as u64)?;
-                self.add.push(add(gpu, spec, scratch, &rows)?);
-                self.additions.push(rows);
+                self.add.push(kernels::residual_add(gpu, n_embd, &scratch.x, &rows)?);
+                self.deepstack.push(rows);
             }
             let mut rows = vec![0.0_f32; step.tokens.len() * n_embd];
             for span in &inputs.spans {
-                if let Some(added) = span.additions.get(layer) {
+                if let Some(added) = span.deepstack.get(layer) {
                     rows[first_input(step, span) * n_embd..][..added.len()].copy_from_slice(added);
                 }
             }
-            gpu.write(&self.additions[layer], &rows);
+            gpu.write(&self.deepstack[layer], &rows);
         }
         Ok(())
     }
 
-    /// Writes the last slots that inputs attend to, unless they are those of the last step: none behind their own.
+    /// Writes the lists of the last inputs that inputs attend to, unless neither this step nor the one before has later ones than their own.
     fn write_last_seen(&mut self, gpu: &WgpuDevice, spec: &ModelSpec, step: &Step) {
-        let is_whole = |inputs: &StepInputs| inputs.spans.iter().any(|span| span.whole_in.contains(&true));
-        let looks_ahead = step.inputs.as_ref().is_some_and(|inputs| is_whole(inputs));
+        let mut spans = step.inputs.iter().flat_map(|inputs| &inputs.spans);
+        let looks_ahead = spans.any(|span| span.bidirectional_in.contains(&true));
         if !(looks_ahead || self.looks_ahead) {
             return;
         }
@@ -127,36 +127,24 @@ impl Spans {
     }
 }
 
-/// The dispatches that add `rows`, F32 `[n_tokens, n_embd]`, to `x`, and to the first of several residual streams.
-fn add(gpu: &WgpuDevice, spec: &ModelSpec, scratch: &Activations, rows: &Buffer) -> Result<Vec<Dispatch>, WgpuError> {
-    let n = spec.n_embd;
-    let mut dispatches = vec![kernels::residual_add(gpu, n, &scratch.x, rows)?];
-    if let Some(streams) = spec.embedding.streams {
-        let added = StreamSlice { buffer: rows, stride: n, at: 0 };
-        let active = StreamSlice { buffer: &scratch.streams, stride: streams.n * n, at: streams.active * n };
-        dispatches.push(kernels::stretch(gpu, n, added, None, active, true)?);
-    }
-    Ok(dispatches)
-}
-
-/// Number of the first layers of `step` after which rows are added.
-pub(super) fn n_additions(step: &Step) -> usize {
+/// Number of the first layers of `step` after which deepstack rows are added.
+pub(super) fn n_deepstack(step: &Step) -> usize {
     let spans = step.inputs.iter().flat_map(|inputs| &inputs.spans);
-    spans.map(|span| span.additions.len()).max().unwrap_or(0)
+    spans.map(|span| span.deepstack.len()).max().unwrap_or(0)
 }
 
 /// The index of the first input of `span` in its step. The others follow it.
 fn first_input(step: &Step, span: &StepSpan) -> usize {
-    let is_first = |token: &metal_attention_model::BatchToken| token.seq == span.seq && token.pos == span.slots.start;
+    let is_first = |token: &BatchToken| token.seq == span.seq && token.pos == span.indices.start;
     step.tokens.iter().position(is_first).expect("a step has the inputs of its spans")
 }
 
-/// Words of a layer's list of last slots.
+/// Words of a layer's list.
 fn list_words(n_tokens: usize) -> usize {
     n_tokens.next_multiple_of(LIST_ALIGNMENT)
 }
 
-/// Bytes of the lists of last slots of all layers.
+/// Bytes of the lists of all layers.
 pub(super) fn last_seen_bytes(spec: &ModelSpec, n_tokens: usize) -> u64 {
     4 * spec.n_layer() as u64 * list_words(n_tokens) as u64
 }

@@ -161,7 +161,7 @@ fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
     assert_eq!(got, want);
 }
 
-/// Text behind a span has positions below its slots; the persistent kernel evaluates it, and a row by itself.
+/// Text behind a span has positions below its indices; the persistent kernel evaluates it, and a row by itself.
 #[test]
 fn text_behind_a_span_gives_the_same_ids_layer_by_layer() {
     let Some((_in_use, gpu)) = device() else { return };
@@ -174,7 +174,7 @@ fn text_behind_a_span_gives_the_same_ids_layer_by_layer() {
         let tokens = |from: usize, n: usize| -> Vec<_> {
             (from..from + n).map(|pos| BatchToken { id: 5 + pos as u32, seq: 0, pos, output: true }).collect()
         };
-        let first = Span { first: 4, rows: &rows, additions: &[], positions: &positions, whole_in: &[] };
+        let first = Span { first: 4, rows: &rows, deepstack: &[], positions: &positions, bidirectional_in: &[] };
         let batch = tokens(0, 15);
         let run = |pass: &mut WgpuForwardPass, batch: Batch<'_>| {
             let (outputs, _) = pass.forward_outputs(batch, OutputKind::Ids, &[]).unwrap();
@@ -186,8 +186,8 @@ fn text_behind_a_span_gives_the_same_ids_layer_by_layer() {
         ids.extend(greedy(&mut pass, 0, last, 8).iter().map(|t| t.0));
         // A row by itself, without and with an addition.
         let row = &rows[..n_embd];
-        for additions in [&[][..], &[row]] {
-            let alone = Span { first: 0, rows: row, additions, positions: &[], whole_in: &[] };
+        for deepstack in [&[][..], &[row]] {
+            let alone = Span { first: 0, rows: row, deepstack, positions: &[], bidirectional_in: &[] };
             let batch = tokens(pass.n_past(0), 1);
             ids.extend(run(&mut pass, Batch { tokens: &batch, spans: &[alone] }));
             ids.extend(greedy(&mut pass, 0, 7, 3).iter().map(|t| t.0));

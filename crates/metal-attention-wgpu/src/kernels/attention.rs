@@ -211,8 +211,8 @@ pub struct AttentionBuffers<'a> {
     pub attention_out: &'a wgpu::Buffer,
     /// Partial results of split-KV attention, [`partial_len`](super::partial_len) elements for each token.
     pub partial: &'a wgpu::Buffer,
-    /// U32 `[n_tokens]`: the last slot that each token attends to if that is behind its own, as in a span that a layer
-    /// sees whole; else any number up to it. Only prefill attention reads it.
+    /// U32 `[n_tokens]`: the index of the last token that each token attends to if that is behind its own, as in a
+    /// bidirectional span; else any number up to it. Only prefill attention reads it.
     pub last_seen: &'a dyn Bind,
     /// The batch; a [`BatchBuffer`](crate::BatchBuffer), with page tables, for kernels that access the KV cache.
     pub batch: &'a wgpu::Buffer,

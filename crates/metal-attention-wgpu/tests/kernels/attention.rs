@@ -116,7 +116,7 @@ impl<'a> Pair<'a> {
         self.run_ahead(tokens, qkv, &vec![0; tokens.len()], how)
     }
 
-    /// [`run`](Self::run) with the last slots that tokens attend to.
+    /// [`run`](Self::run) with the last tokens that tokens attend to.
     fn run_ahead(&self, tokens: &[BatchToken], qkv: &[f32], last_seen: &[u32], how: How) -> Vec<f32> {
         let (gpu, shape) = (self.gpu, &self.shape);
         let n = tokens.len();
@@ -172,7 +172,7 @@ impl<'a> Pair<'a> {
         self.check_ahead(tokens, &vec![0; tokens.len()], how);
     }
 
-    /// [`check`](Self::check) with the last slots that tokens attend to.
+    /// [`check`](Self::check) with the last tokens that tokens attend to.
     fn check_ahead(&mut self, tokens: &[BatchToken], last_seen: &[u32], how: How) {
         let qkv = self.qkv(tokens.len());
         let got = self.run_ahead(tokens, &qkv, last_seen, how);

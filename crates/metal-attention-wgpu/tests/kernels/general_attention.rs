@@ -32,7 +32,7 @@ fn batch_tokens(seq: usize, pos: usize, n: usize) -> Vec<BatchToken> {
     (pos..pos + n).map(|pos| BatchToken { id: 0, seq, pos, output: false }).collect()
 }
 
-/// The row of the RoPE table that rotates `token`, other than its slot.
+/// The row of the RoPE table that rotates `token`, other than its index.
 fn rope_row(token: &BatchToken) -> usize {
     token.pos * 2 + 7
 }

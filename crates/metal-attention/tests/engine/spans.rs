@@ -1,21 +1,20 @@
-//! Spans of embedding rows on each backend: own rows give the results of token ids, and rows with positions of their own,
+//! Spans of embedding rows on each GPU backend: own rows give the results of token ids, and rows with positions of their own,
 //! deepstack rows and bidirectional attention give the CPU's results.
 
-use metal_attention::gguf::GgufFile;
 use metal_attention::{
-    BatchToken, CacheType, Device, EngineOptions, ForwardPass, Model, ModelOptions, OutputKind, Outputs,
+    BatchToken, CacheType, CpuExecutor, ForwardPass, LoadedModel, OutputKind, Outputs, SessionOptions,
 };
-use metal_attention_model::{Batch, Position, Span};
+use metal_attention_cpu::CpuOptions;
+use metal_attention_model::{Batch, Mask, Mixer, Position, Span};
 use metal_attention_testing::models::{architectures, more_architectures};
 
-/// Tokens before a span, in it, and behind it.
-type Sizes = [usize; 3];
+use crate::toys::{Toy, nmse, read, some_ids};
 
-/// Those of the small models.
-const SMALL: Sizes = [5, 12, 7];
+/// Rows of the patches of a small picture, and patches of a row.
+const SMALL: [usize; 2] = [6, 9];
 
-/// Models with RoPE sections, windows, per-layer embeddings and several residual streams, recurrent states, latent attention
-/// and a temperature.
+/// RoPE sections one after the other, alternating and beside a delta rule; windows; latent attention; residual streams and
+/// per-layer embeddings; temperatures; rotations of a part of a head; sinks; token shifts.
 const MODELS: [&str; 12] = [
     "llama-mha.gguf",
     "qwen2vl.gguf",
@@ -27,37 +26,31 @@ const MODELS: [&str; 12] = [
     "mistral3.gguf",
     "gemma4.gguf",
     "glm4.gguf",
-    "rwkv7.gguf",
     "gpt-oss.gguf",
+    "rwkv7.gguf",
 ];
 
-fn open(name: &str) -> Model {
-    let bytes = architectures().get(name).unwrap_or_else(|| &more_architectures()[name]);
-    Model::from_gguf(GgufFile::from_bytes(bytes).unwrap(), &ModelOptions::default()).unwrap()
+/// Makes a forward pass on the backend of a test.
+type Make<'a> = dyn Fn(&LoadedModel, &SessionOptions) -> Box<dyn ForwardPass> + 'a;
+
+fn open(name: &'static str) -> Toy {
+    read(name, architectures().get(name).unwrap_or_else(|| &more_architectures()[name]))
 }
 
-/// Micro-batches hold a span and some more.
-fn options(device: &Device, n: Sizes, cache_type: CacheType, exact: bool) -> EngineOptions {
-    let (device, n_ctx, n_ubatch) = (device.clone(), Some(n.iter().sum::<usize>() + 40), Some(n[1] + 8));
-    EngineOptions { device, n_ctx, n_ubatch, n_seq: 2, cache_type, exact, ..Default::default() }
+fn options(n_ubatch: usize, cache_type: CacheType, exact: bool) -> SessionOptions {
+    SessionOptions { n_ctx: 256, n_ubatch, n_seq: 2, cache_type, exact, ..Default::default() }
 }
 
-/// The tokens of sequence `seq`, all with output. Those in the place of rows stand in for them where layers read ids.
-fn tokens(model: &Model, n: Sizes, seq: usize) -> Vec<BatchToken> {
-    let n_vocab = model.spec().n_vocab as u32;
-    let token = |pos: usize| BatchToken { id: (pos as u32 * 37 + 5) % n_vocab, seq, pos, output: true };
-    (0..n.iter().sum()).map(token).collect()
+fn on_cpu(model: &LoadedModel, options: &SessionOptions) -> Box<dyn ForwardPass> {
+    let threads = CpuOptions { n_threads: 1, ..Default::default() };
+    Box::new(CpuExecutor::session(&threads, model, &SessionOptions { exact: true, ..options.clone() }).unwrap())
 }
 
-/// The embeddings of the tokens of the span, times the factor of the model.
-fn own_rows(model: &Model, n: Sizes, tokens: &[BatchToken]) -> Vec<f32> {
-    let (table, spec) = (&model.weights().token_embd.weight, model.spec());
-    let row = |token: &BatchToken| {
-        let mut row = vec![0.0; spec.n_embd];
-        table.ty().dequantize(table.row(token.id as usize), &mut row);
-        row.into_iter().map(|x| x * spec.embedding.scale)
-    };
-    tokens[n[0]..n[0] + n[1]].iter().flat_map(row).collect()
+/// Tokens `start..start + n` of sequence `seq`, all with results.
+fn tokens(pass: &dyn ForwardPass, seq: usize, start: usize, n: usize) -> Vec<BatchToken> {
+    let n_vocab = pass.spec().n_vocab as u32;
+    let ids = some_ids(start + n);
+    (start..start + n).map(|pos| BatchToken { id: (ids[pos] + seq as u32) % n_vocab, seq, pos, output: true }).collect()
 }
 
 fn logits(pass: &mut dyn ForwardPass, tokens: &[BatchToken], spans: &[Span<'_>]) -> Vec<f32> {
@@ -66,106 +59,195 @@ fn logits(pass: &mut dyn ForwardPass, tokens: &[BatchToken], spans: &[Span<'_>])
     logits.as_slice().to_vec()
 }
 
-fn nmse(got: &[f32], want: &[f32]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let error: f64 = want.iter().zip(got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
-    error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
-}
-
-/// Evaluates text, spans of all kinds and text on `pass` and returns all logits: in one sequence a grid that all layers see
-/// with bidirectional attention, in the other one rows with deepstack, of which every second layer sees all; then further text
-/// in one step each, greedy tokens that run ahead, and a span of one row.
-fn all_kinds(model: &Model, n: Sizes, pass: &mut dyn ForwardPass) -> (Vec<f32>, Vec<u32>) {
-    let (n_embd, n_layer) = (model.spec().n_embd, model.spec().n_layer());
-    let (first, second) = (tokens(model, n, 0), tokens(model, n, 1));
-    let both = [first.clone(), second].concat();
-    let rows = own_rows(model, n, &first);
-    let changed: Vec<f32> = rows.iter().enumerate().map(|(i, x)| x * (1.0 + (i % 5) as f32 / 10.0)).collect();
-    let grid: Vec<_> = (0..n[1] as u32).map(|i| Position([0, i / 4, i % 4])).collect();
-    let scale = rows.iter().map(|x| x.abs()).fold(0.0, f32::max);
-    let deepstack = [0, 1].map(|layer: usize| -> Vec<f32> {
-        (0..rows.len()).map(|i| scale * ((i * 7 + layer) % 11) as f32 / 40.0).collect()
-    });
-    // Models with several residual streams take none.
-    let n_deepstack = if model.spec().embedding.streams.is_some() { 0 } else { n_layer.min(2) };
-    let deepstack: Vec<&[f32]> = deepstack[..n_deepstack].iter().map(Vec::as_slice).collect();
-    let (all, alternate) = (vec![true; n_layer], (0..n_layer).map(|i| i % 2 == 1).collect::<Vec<_>>());
-    let spans = [
-        Span { first: n[0], rows: &rows, deepstack: &[], positions: &grid, bidirectional_in: &all },
-        Span {
-            first: first.len() + n[0],
-            rows: &changed,
-            deepstack: &deepstack,
-            positions: &[],
-            bidirectional_in: &alternate,
-        },
-    ];
-    let mut results = logits(pass, &both, &spans);
-    let next = |pass: &dyn ForwardPass, seq, id| BatchToken { id, seq, pos: pass.n_past(seq), output: true };
-    for id in [3, 8] {
-        let step = [next(pass, 0, id), next(pass, 1, id + 1)];
-        results.extend(logits(pass, &step, &[]));
-    }
-    let (mut ids, mut id) = (Vec::new(), 4);
-    for _ in 0..6 {
-        id = pass.forward_greedy(&[next(pass, 0, id)]).unwrap()[0];
-        ids.push(id);
-    }
-    let one = Span { first: 0, rows: &changed[..n_embd], deepstack: &[], positions: &[], bidirectional_in: &[] };
-    let step = [next(pass, 0, 2)];
-    results.extend(logits(pass, &step, &[one]));
-    let step = [next(pass, 0, 2)];
-    results.extend(logits(pass, &step, &[]));
-    (results, ids)
-}
-
-/// Compares a backend, of which `pass` makes forward passes, with itself and with the CPU.
-fn check(
-    name: &str,
-    model: &Model,
-    n: Sizes,
-    make: &dyn Fn(&Model, &EngineOptions) -> Box<dyn ForwardPass>,
-    device: &Device,
-) {
+/// Checks that the embeddings of the tokens, times the factor of the model, give their logits.
+fn check_own_rows(name: &str, model: &LoadedModel, make: &Make<'_>) {
+    let (table, spec) = (&model.weights().token_embd.weight, model.spec());
     // Embeddings may differ in their last bit, as a device may fuse the products of a quantisation block; rounding to F16 then
     // turns some to the next number.
-    let limits = [(CacheType::F32, true, 1e-10, 1e-9), (CacheType::F16, false, 1e-8, 1e-5)];
-    for (cache_type, exact, limit_of_own, limit) in limits {
-        let mut pass = make(model, &options(device, n, cache_type, exact));
-        let ids = tokens(model, n, 0);
-        let rows = own_rows(model, n, &ids);
-        let from_ids = logits(&mut *pass, &ids, &[]);
+    for (cache_type, exact, limit) in [(CacheType::F32, true, 1e-10), (CacheType::F16, false, 1e-8)] {
+        let mut pass = make(model, &options(96, cache_type, exact));
+        // Before the span, in it, and behind it.
+        let mut tokens = tokens(&*pass, 0, 0, 3 + 9 + 4);
+        let want = logits(&mut *pass, &tokens, &[]);
         pass.reset();
-        let span = Span { first: n[0], rows: &rows, deepstack: &[], positions: &[], bidirectional_in: &[] };
-        let error = nmse(&logits(&mut *pass, &ids, &[span]), &from_ids);
-        assert!(error <= limit_of_own, "{name}, {cache_type}: own rows: NMSE {error:e}");
-        pass.reset();
-        let (found, greedy) = all_kinds(model, n, &mut *pass);
-        let mut cpu = model.forward_pass(&options(&Device::Cpu, n, cache_type, /* exact */ true)).unwrap();
-        let (want, greedy_on_cpu) = all_kinds(model, n, &mut *cpu);
-        let error = nmse(&found, &want);
-        assert!(error <= limit, "{name}, {cache_type}: NMSE {error:e}");
+        let mut rows = Vec::new();
+        for token in &tokens[3..12] {
+            let mut row = vec![0.0; spec.n_embd];
+            table.ty().dequantize(table.row(token.id as usize), &mut row);
+            rows.extend(row.iter().map(|x| x * spec.embedding.scale));
+        }
+        // Wrong ids in the place of the rows, if the layers read none.
+        if spec.embedding.per_layer.is_none() {
+            tokens[3..12].iter_mut().for_each(|token| token.id = 0);
+        }
+        let span = Span { first: 3, rows: &rows, deepstack: &[], positions: &[], bidirectional_in: &[] };
+        let error = nmse(&logits(&mut *pass, &tokens, &[span]), &want);
+        assert!(error <= limit, "{name}, {cache_type}: own rows: NMSE {error:e}");
+    }
+}
+
+/// The logits of batches with spans, the hidden rows after layers in the first of them, and greedily generated ids.
+fn results(pass: &mut dyn ForwardPass, patches: [usize; 2]) -> (Vec<Vec<f32>>, Vec<u32>) {
+    let (n_embd, n_layer) = (pass.spec().n_embd, pass.spec().n_layer());
+    let n = patches[0] * patches[1];
+    let random = |seed: usize, n: usize, scale: f32| -> Vec<f32> {
+        (0..n * n_embd).map(|i| ((i * 7919 + seed * 104_729) % 1009) as f32 / 504.5 - 1.0).map(|x| x * scale).collect()
+    };
+    let grid = |i: usize| Position([2, 2 + (i / patches[1]) as u32, 2 + (i % patches[1]) as u32]);
+    let positions: Vec<_> = (0..n).map(grid).collect();
+    let (rows, more) = (random(1, n, 0.7), random(2, n, 0.3));
+    let even: Vec<bool> = (0..n_layer).map(|layer| layer % 2 == 0).collect();
+    // Models with several residual streams take none.
+    let n_deepstack = if pass.spec().embedding.streams.is_some() { 0 } else { n_layer.min(2) };
+    let deepstack: Vec<&[f32]> = vec![&more[..]; n_deepstack];
+    let picture = Span { first: 5, rows: &rows, deepstack: &deepstack, positions: &positions, bidirectional_in: &even };
+    // Of another sequence, with positions like text, and bidirectional in all layers.
+    let small = random(3, 4, 0.5);
+    let all = vec![true; n_layer];
+    let other = Span { first: 5 + n + 3 + 2, rows: &small, deepstack: &[], positions: &[], bidirectional_in: &all };
+    let mut found = Vec::new();
+    let first = [tokens(pass, 0, 0, 5 + n + 3), tokens(pass, 1, 0, 2 + 4 + 1)].concat();
+    let batch = Batch { tokens: &first, spans: &[picture, other] };
+    let (outputs, hidden) = pass.forward_outputs(batch, OutputKind::Logits, &[1, n_layer]).expect("a batch that runs");
+    let Outputs::Logits(rows_of_logits) = outputs else { panic!("logits") };
+    found.push(rows_of_logits.as_slice().to_vec());
+    found.push(hidden.as_slice().to_vec());
+    // Text, in batches of all kinds: of two sequences, of one token, of several.
+    let [end, end_of_other] = [5 + n + 3, 7];
+    let both = [tokens(pass, 0, end, 1), tokens(pass, 1, end_of_other, 1)].concat();
+    found.push(logits(pass, &both, &[]));
+    let one = tokens(pass, 0, end + 1, 1);
+    found.push(logits(pass, &one, &[]));
+    let several = tokens(pass, 0, end + 2, 20);
+    found.push(logits(pass, &several, &[]));
+    // Greedy steps, which may be submitted ahead: of one sequence, and of two.
+    let mut ids = Vec::new();
+    let mut id = 3;
+    for pos in end + 22..end + 30 {
+        id = pass.forward_greedy(&[BatchToken { id, seq: 0, pos, output: true }]).unwrap()[0];
+        ids.push(id);
+    }
+    let mut next = [id, 4];
+    for i in 0..5 {
+        let token = |seq: usize, pos: usize| BatchToken { id: next[seq], seq, pos: pos + i, output: true };
+        let batch = [token(0, end + 30), token(1, end_of_other + 1)];
+        next.copy_from_slice(&pass.forward_greedy(&batch).unwrap());
+        ids.extend(next);
+    }
+    // A span of one row, with a deepstack row, by itself; and text behind it.
+    let row = random(4, 1, 0.6);
+    let position = [Position([0, 3, 1])];
+    let alone = Span {
+        first: 0,
+        rows: &row,
+        deepstack: &[&row[..]][..n_deepstack.min(1)],
+        positions: &position,
+        bidirectional_in: &all,
+    };
+    let token = tokens(pass, 0, end + 35, 1);
+    found.push(logits(pass, &token, &[alone]));
+    let behind = tokens(pass, 0, end + 36, 1);
+    found.push(logits(pass, &behind, &[]));
+    // Without a deepstack row, two rows: the lists of last indices are those of this step.
+    let rows = random(5, 2, 0.6);
+    let two = Span { first: 1, rows: &rows, deepstack: &[], positions: &[], bidirectional_in: &[] };
+    let more = tokens(pass, 0, end + 37, 4);
+    found.push(logits(pass, &more, &[two]));
+    (found, ids)
+}
+
+/// Checks that a backend gives the results of the CPU for pictures of `patches`, in micro-batches of up to `n_ubatch` inputs.
+fn check(name: &str, model: &LoadedModel, patches: [usize; 2], n_ubatch: usize, make: &Make<'_>) {
+    for (cache_type, exact, limit) in [(CacheType::F32, true, 1e-9), (CacheType::F16, false, 1e-5)] {
+        let (want, ids) = results(&mut *on_cpu(model, &options(n_ubatch, cache_type, exact)), patches);
+        let (found, found_ids) = results(&mut *make(model, &options(n_ubatch, cache_type, exact)), patches);
+        for (i, (found, want)) in found.iter().zip(&want).enumerate() {
+            let error = nmse(found, want);
+            assert!(error <= limit, "{name}, {cache_type}, batch {i}: NMSE {error:e}");
+        }
         if exact {
-            assert_eq!(greedy, greedy_on_cpu, "{name}");
+            assert_eq!(found_ids, ids, "{name}");
         }
     }
+}
+
+/// Each step writes its part of the rows, of the deepstack rows and of the RoPE tables.
+fn check_divided_span(make: &Make<'_>) {
+    let toy = open("qwen3vl.gguf");
+    let run = |pass: &mut dyn ForwardPass| {
+        let n = 40 * pass.spec().n_embd;
+        let rows: Vec<f32> = (0..n).map(|i| (i * 7919 % 1009) as f32 / 504.5 - 1.0).collect();
+        let positions: Vec<_> = (0..40).map(|i| Position([i / 20, i % 7, i / 7])).collect();
+        let deepstack: [&[f32]; 2] = [&rows, &rows];
+        let span = Span { first: 3, rows: &rows, deepstack: &deepstack, positions: &positions, bidirectional_in: &[] };
+        let tokens = tokens(pass, 0, 0, 3 + 40 + 6);
+        logits(pass, &tokens, &[span])
+    };
+    let options = options(16, CacheType::F32, true);
+    let want = run(&mut *on_cpu(&toy.model, &options));
+    let error = nmse(&run(&mut *make(&toy.model, &options)), &want);
+    assert!(error <= 1e-9, "NMSE {error:e}");
+}
+
+/// Windows and chunks that are shorter than a span, on layers that take it in both directions.
+fn check_short_masks(make: &Make<'_>) {
+    for (name, masks) in
+        [("windows", [Mask::Window(20), Mask::Window(70)]), ("chunks", [Mask::Chunk(16), Mask::Window(20)])]
+    {
+        let toy = open("qwen2vl.gguf").with_spec(|spec| {
+            for (layer, mask) in spec.layers.iter_mut().zip(masks.into_iter().cycle()) {
+                let Mixer::Attention(a) = &mut layer.mixer else { panic!("this model has attention") };
+                a.mask = mask;
+            }
+        });
+        check(name, &toy.model, SMALL, 96, make);
+    }
+}
+
+/// All checks, with `models`.
+fn check_backend(models: &[&'static str], make: &Make<'_>) {
+    for name in models {
+        let toy = open(name);
+        check_own_rows(name, &toy.model, make);
+        check(name, &toy.model, SMALL, 96, make);
+    }
+    check_divided_span(make);
+    check_short_masks(make);
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn through_wgpu() {
+    use std::sync::Arc;
+
+    use metal_attention::WgpuExecutor;
+
+    let Some(gpu) = crate::wgpu::device::gpu() else { return };
+    let make = |model: &LoadedModel, options: &SessionOptions| -> Box<dyn ForwardPass> {
+        Box::new(WgpuExecutor::session(Arc::clone(&gpu), model, options).unwrap())
+    };
+    check_backend(if crate::wgpu::device::takes_fewer_cases(&gpu) { &MODELS[..8] } else { &MODELS }, &make);
 }
 
 #[cfg(feature = "cuda")]
 #[test]
 fn through_cuda() {
+    use std::sync::Arc;
+
+    use metal_attention::{CudaDevice, CudaExecutor, Watch};
+
     if !crate::cuda::has_cuda() {
         return;
     }
-    let pass = |model: &Model, options: &EngineOptions| model.forward_pass(options).unwrap();
-    for name in MODELS {
-        check(name, &open(name), SMALL, &pass, &Device::Cuda(0));
-    }
-    // Heads and spans that prefill attention takes on tensor cores, in several query tiles; windows that are longer and shorter than
-    // the span.
+    let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
+    let make = |model: &LoadedModel, options: &SessionOptions| -> Box<dyn ForwardPass> {
+        Box::new(CudaExecutor::session(Arc::clone(&gpu), model, options).unwrap())
+    };
+    check_backend(&MODELS, &make);
+    // Heads that prefill attention takes on tensor cores, and spans of several query tiles, longer and shorter than a window.
     for window in [120, 40] {
         let model = crate::cuda::windowed_model(window);
-        check(&format!("window {window}"), &model, [30, 90, 20], &pass, &Device::Cuda(0));
+        check(&format!("window {window}"), model.loaded(), [9, 10], 128, &make);
     }
 }
 
@@ -173,11 +255,16 @@ fn through_cuda() {
 #[cfg(feature = "cuda")]
 #[test]
 fn on_two_cuda_ranks() {
+    use std::sync::Arc;
+
+    use metal_attention::{CudaDevice, TensorParallelExecutor, Watch};
+
     if !crate::cuda::has_ranks(2) {
         return;
     }
-    let two = |model: &Model, options: &EngineOptions| {
-        model.forward_pass(&EngineOptions { n_ranks: 2, ..options.clone() }).unwrap()
+    let gpus = [0, 1].map(|i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap()));
+    let make = |model: &LoadedModel, options: &SessionOptions| -> Box<dyn ForwardPass> {
+        Box::new(TensorParallelExecutor::session(&gpus, model, options).unwrap())
     };
-    check("llama-mha.gguf", &open("llama-mha.gguf"), SMALL, &two, &Device::Cuda(0));
+    check_backend(&MODELS[..1], &make);
 }

@@ -10,4 +10,3 @@ mod layers_at_once;
 mod pages;
 mod scheduler;
 mod shapes;
-mod spans;
