@@ -107,7 +107,8 @@ impl Spans {
         Ok(())
     }
 
-    /// Writes the lists of the last inputs that inputs attend to, unless neither this step nor the one before has later ones than their own.
+    /// Writes the lists of the last inputs that inputs attend to, unless neither this step nor the one before has bidirectional
+    /// spans.
     fn write_last_seen(&mut self, gpu: &WgpuDevice, spec: &ModelSpec, step: &Step) {
         let mut spans = step.inputs.iter().flat_map(|inputs| &inputs.spans);
         let looks_ahead = spans.any(|span| span.bidirectional_in.contains(&true));
