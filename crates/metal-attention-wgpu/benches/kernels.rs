@@ -11,7 +11,7 @@ use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{BatchToken, CacheType, PAGE, Rope, RopeLayout};
 use metal_attention_wgpu::kernels::{
     AttentionBuffers, AttentionShape, MatmulScratch, MatvecOptions, decode_attention, decode_attention_merge, matmul,
-    matvec, n_splits, partial_len, prefill_attention, rope_table,
+    matvec, n_splits, partial_len, prefill_attention,
 };
 use metal_attention_wgpu::wgpu::ComputePassDescriptor;
 use metal_attention_wgpu::{
@@ -122,7 +122,7 @@ fn attention(criterion: &mut Criterion, gpu: &WgpuDevice) -> Result<(), WgpuErro
     };
     let max_tokens = if gpu.summary().is_software() { 64 } else { 512 };
     let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
-    let rope = gpu.upload("rope", &rope_table(&rope, None, shape.n_ctx))?;
+    let rope = gpu.upload("rope", &rope.rotation(None).table(shape.n_ctx))?;
     let qkv = gpu.buffer("qkv", (max_tokens * shape.qkv_len() * 4) as u64)?;
     let pages: Vec<u32> = (0..(shape.n_ctx / PAGE) as u32).collect();
     let keys = gpu.buffer("keys", shape.cache_bytes(pages.len()))?;

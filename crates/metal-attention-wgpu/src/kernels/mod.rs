@@ -75,7 +75,7 @@ pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, ra
 pub use recurrent::*;
 pub use residual_add::{residual_add, residual_add_twin};
 pub use rmsnorm::{RmsNormShape, rmsnorm, rmsnorm_twin};
-pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_table, rope_twin};
+pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_twin};
 pub use row_gate::{row_gate, row_gate_twin};
 pub use scale::{ScaleShape, scale, scale_twin};
 pub use short_conv::{MAX_TAPS, ShortConvBuffers, short_conv, short_conv_twin};

@@ -1,7 +1,7 @@
 //! RoPE (rotary position embedding, arXiv 2104.09864), with the RMSNorm of each head that some models compute before
 //! it.
 
-use metal_attention_model::{Rope, RopeLayout};
+use metal_attention_model::RopeLayout;
 
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::device::WgpuDevice;
@@ -24,13 +24,8 @@ pub struct RopeShape {
     pub n_ctx: usize,
 }
 
-/// The RoPE cos/sin table, `[n_ctx, n_rot / 2, 2]`, times the factor of models that scale rotated vectors. `factors` as
-/// in [`Rope::frequencies`].
-pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32> {
-    rope.rotation(factors).table(n_ctx)
-}
-
-/// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place, each token by its row of `rope`, a [`rope_table`].
+/// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place, each token by its row of `rope`, a RoPE
+/// cos/sin table ([`Rotation::table`](metal_attention_model::Rotation::table)).
 pub fn rope_apply(
     gpu: &WgpuDevice,
     shape: RopeShape,

@@ -8,7 +8,7 @@ use metal_attention_model::RopeLayout::{Halves, Interleaved};
 use metal_attention_model::{BatchToken, Rope};
 use metal_attention_wgpu::kernels::{
     AttentionBuffers, AttentionShape, AttentionTwin, decode_attention, decode_attention_merge, n_splits, partial_len,
-    prefill_attention, prefill_attention_cooperative, rope_append, rope_table,
+    prefill_attention, prefill_attention_cooperative, rope_append,
 };
 use metal_attention_wgpu::{BatchDims, WgpuDevice, wgpu};
 
@@ -84,7 +84,7 @@ impl<'a> Pair<'a> {
     /// Creates caches for `n_seq` sequences.
     fn new(gpu: &'a WgpuDevice, shape: AttentionShape, n_seq: usize) -> Self {
         let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
-        let table = rope_table(&rope, None, shape.n_ctx);
+        let table = rope.rotation(None).table(shape.n_ctx);
         let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();
         // Scores are about 3. Some sinks take a part of the weight, others nearly all.
         let sinks_and_slopes: Vec<f32> = random(6, 2 * shape.n_head).iter().map(|v| 8.0 * v).collect();

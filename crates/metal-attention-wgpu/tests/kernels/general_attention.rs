@@ -14,7 +14,7 @@ use metal_attention_wgpu::kernels::{
     AttentionInputsBuffers, AttentionInputsShape, GeneralAttention, GeneralAttentionBuffers, HeadRows, KvInputs,
     LatentInputsBuffers, LatentInputsShape, attention_inputs, attention_inputs_twin, cached_row_twin,
     general_attention, general_attention_merge, general_attention_twin, head_products, head_products_twin,
-    latent_inputs, latent_inputs_twin, n_splits, rope_table,
+    latent_inputs, latent_inputs_twin, n_splits,
 };
 use metal_attention_wgpu::{Arena, BatchBuffer, BatchDims, InputPlace, WgpuDevice, WgpuMatrix, wgpu};
 
@@ -24,7 +24,7 @@ const N_CTX: usize = 400;
 fn rope_angles(n_rot: usize) -> Vec<f32> {
     let (layout, scaling, factors) = (RopeLayout::Halves, RopeScaling::None, RopeFactors::None);
     let rope = Rope { scaling, factors, ..Rope::new(n_rot, layout, 10_000.0) };
-    rope_table(&rope, None, N_CTX)
+    rope.rotation(None).table(N_CTX)
 }
 
 /// Batch tokens `pos..pos + n` of a sequence.

@@ -3,7 +3,7 @@
 use crate::support::{nmse, random, run, variants};
 use metal_attention_model::{BatchToken, CacheType, Rope, RopeLayout, RopeScaling};
 use metal_attention_wgpu::kernels::{
-    AttentionBuffers, AttentionShape, RopeShape, norm_rope_twin, rope_apply, rope_apply_dual, rope_table, rope_twin,
+    AttentionBuffers, AttentionShape, RopeShape, norm_rope_twin, rope_apply, rope_apply_dual, rope_twin,
 };
 use metal_attention_wgpu::{InputPlace, batch_words, batch_words_at, wgpu};
 
@@ -16,7 +16,7 @@ const TOLERANCE: f64 = 1e-13;
 
 /// The RoPE cos/sin table, `[N_CTX, n_rot]`.
 fn table(n_rot: usize, layout: RopeLayout) -> Vec<f32> {
-    rope_table(&Rope::new(n_rot, layout, 10_000.0), None, N_CTX)
+    Rope::new(n_rot, layout, 10_000.0).rotation(None).table(N_CTX)
 }
 
 /// Tokens of two sequences, at positions in no order.
@@ -156,7 +156,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_unchanged() {
 fn the_table_has_the_angles_of_the_models_scaling() {
     let rope = Rope { scaling: RopeScaling::Linear { factor: 2.0 }, ..Rope::new(4, RopeLayout::Halves, 100.0) };
     // Frequencies 1 and 100^(-1/2), halved by linear scaling, the second also divided by its factor 5.
-    let table = rope_table(&rope, Some(&[1.0, 5.0]), 7);
+    let table = rope.rotation(Some(&[1.0, 5.0])).table(7);
     assert_eq!(table.len(), 7 * 4);
     for (pos, row) in table.chunks(4).enumerate() {
         let (a, b) = (pos as f64 * 0.5, pos as f64 * 0.01);
