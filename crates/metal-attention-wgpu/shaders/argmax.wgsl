@@ -19,7 +19,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     if tid == 0u {
         ids[group.x] = best.y;
 {% if advance %}
-        // The chosen id, with the next slot and position, replaces the token whose logits these are.
+        // The chosen id, with the next index and position, replaces the token whose logits these are.
         let token = 4u + 8u * batch[4u + 8u * group.x + 3u];
         batch[token] = best.y;
         batch[token + 1u] += 1u;

@@ -1,7 +1,7 @@
 // Queries, keys and values of every token from their projections: {% if clamp %}clamped, {% endif %}{% if norm != "none" %}norms of queries and keys, {% endif %}{% if n_rot > 0 %}RoPE, {% endif %}{% if value_norm %}an RMSNorm of values, {% endif %}and the
 // append of keys and values to the KV cache. One workgroup for each head.
 // Bounds: heads are those of tokens of the batch, which `qkv` and `queries` hold (`Dispatch`); elements are compared with
-// HEAD_DIM, slots with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
+// HEAD_DIM, indices with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 {% set row_norm = norm_over == "row" %}
 @group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, ROW]: queries, keys, values, as far as there are any
 @group(0) @binding(1) var<storage, read_write> queries: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]

@@ -8,7 +8,7 @@
 //   4. softmax over the split
 //   5. weighted values: each group of threads adds up its share of the positions, each thread of it four elements; then
 //      the groups' sums are added.
-// Bounds: tokens are those of the batch (`Dispatch`), slots are compared with N_CTX, pages come from the page table
+// Bounds: tokens are those of the batch (`Dispatch`), indices are compared with N_CTX, pages come from the page table
 // (kv_cache.wgsl). Within a split, rows are clamped to the first and last one that is cached and attended to, units to
 // KV_UNITS, heads to those of the KV head; indices of workgroup memory follow from these. There are no more splits than
 // `partial` holds (`Dispatch`). Loops end with the split, at most SPLIT positions, or count to constants.

@@ -1,7 +1,7 @@
 // The rotated parts of latent attention{{ "" if turned else ", here without rotation" }}: the ends of queries, which are written to `queries`; and the compressed row
 // with its norm and the shared key, which are appended to the KV cache. One workgroup for each query head, and one for the row.
 // Bounds: tokens are those of the batch, which `q`, `kv` and `queries` hold (`Dispatch`); elements are compared with RANK
-// and {{ "HALF_ROT" if turned else "N_ROT" }}, slots with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
+// and {{ "HALF_ROT" if turned else "N_ROT" }}, indices with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 {% set threads = 128 %}
 {% set key_dim = rank + n_rot %}
 @group(0) @binding(0) var<storage, read> q: array<f32>; // [n_tokens, N_HEAD, NOPE + N_ROT]

@@ -1,6 +1,6 @@
 // {% if qk_norm %}RMSNorm of each query and key head, {% endif %}RoPE of queries, in place, and of keys, and the append of keys and values to the KV cache.
 // One workgroup for each head.
-// Bounds: heads are those of tokens of the batch, which `qkv` holds (`Dispatch`); slots are compared with N_CTX, the last
+// Bounds: heads are those of tokens of the batch, which `qkv` holds (`Dispatch`); indices are compared with N_CTX, the last
 // element of an odd head is clamped, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 @group(0) @binding(0) var<storage, read_write> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [HEADS, HEAD_DIM]: {% if gated %}gates, {% endif %}queries, keys, values
 {% set rope_binding = 1 %}

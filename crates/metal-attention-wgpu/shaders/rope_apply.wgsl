@@ -1,5 +1,5 @@
 // RoPE in place on the first N_HEADS heads of every token's row{% if qk_norm %}, after an RMSNorm of each head{% endif %}; one workgroup for each head.
-// Bounds: heads are those of tokens of the batch, which `x` holds (`Dispatch`); slots are compared with the context,
+// Bounds: heads are those of tokens of the batch, which `x` holds (`Dispatch`); indices are compared with the context,
 // elements with HEAD_DIM if it is odd. The loop counts to a constant.
 @group(0) @binding(0) var<storage, read_write> x: array<f32>; // [n_tokens, ROW]
 {% set rope_binding = 1 %}
