@@ -1,14 +1,13 @@
-// The batch buffer. `batch[0]` is (number of tokens, number of output tokens, index of the page tables' first vector,
-// pages of all of a sequence's tables); `batch[1 + 2 t]` is (id, index in the sequence, sequence, index in the batch of the t-th output
-// token); `batch[2 + 2 t]` is (row of the RoPE tables, position, whether its embedding is given, 0). The index in the sequence
-// (`token_pos`) is the index in the sequence, which pages and masks go by; RoPE, learned positions and temperatures go by the
-// position, which differs from it behind a span of embedding rows. Output tokens are those with `BatchToken::output`. The
-// page tables of a sequence follow each other, one for each cache group, each with a word for every page of n_ctx indices;
-// kv_cache.wgsl reads them.
-// Bounds: `BatchBuffer` refuses more tokens than fit, and indices, sequences and positions out of range; ids are those of the
-// vocabulary (`check_batch`), `output_token` gives indices of the batch (`batch_words`). What argmax_advance writes is an id
-// of the vocabulary and the next index in the sequence and position. Kernels compare indices with N_CTX before they use them as indices, and
-// clamp rows of the RoPE tables and positions.
+// The batch buffer. `batch[0]` is (number of tokens, number of output tokens, index of the page tables' first vector, pages of
+// all of a sequence's tables); `batch[1 + 2 t]` is (id, index in its sequence, sequence, index in the batch of the t-th output
+// token); `batch[2 + 2 t]` is (row of the RoPE tables, position, whether its embedding is given, 0). Pages and masks go by the
+// index in the sequence (`token_pos`); RoPE, learned positions and temperatures go by the position, which differs from it
+// behind a span of embedding rows. Output tokens are those with `BatchToken::output`. The page tables of a sequence follow each
+// other, one for each cache group, each with a word for every page of n_ctx inputs; kv_cache.wgsl reads them.
+// Bounds: `BatchBuffer` refuses more tokens than fit, and sequences, indices in them and positions out of range; ids are those
+// of the vocabulary (`check_batch`), `output_token` gives indices of the batch (`batch_words`). What argmax_advance writes is an
+// id of the vocabulary, and the next index and position. Kernels compare `token_pos` with N_CTX before they use it as an index,
+// and clamp rows of the RoPE tables and positions.
 @group(0) @binding({{ batch_binding }}) var<storage, read> batch: array<vec4<u32>>;
 fn n_tokens() -> u32 { return batch[0].x; }
 fn n_outputs() -> u32 { return batch[0].y; }
