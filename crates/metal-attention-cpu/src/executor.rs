@@ -61,7 +61,7 @@ pub struct CpuExecutor {
     observer: Option<Observer>,
 }
 
-/// The KV cache of each layer; `None` for layers without attention and for those that share another layer's cache.
+/// The KV cache of each layer; `None` for layers without attention and for those that share another layer's memory.
 enum KvCache {
     F16(Vec<Option<LayerKvCache<f16>>>),
     F32(Vec<Option<LayerKvCache<f32>>>),
@@ -153,7 +153,7 @@ impl CpuExecutor {
     }
 }
 
-/// Allocates the KV cache of each layer that owns one.
+/// Allocates the KV cache of each layer that has memory of its own ([`CacheGroups::memory_of_layer`]).
 fn layer_caches<E: CacheElement>(
     spec: &ModelSpec,
     groups: &CacheGroups,
@@ -161,7 +161,8 @@ fn layer_caches<E: CacheElement>(
     let mut bytes = 0u64;
     let mut layers = Vec::with_capacity(spec.n_layer());
     for (i, layer) in spec.layers.iter().enumerate() {
-        let Some(cached) = layer.mixer.kv_shape() else {
+        let own = groups.memory_of_layer(i) == Some(i);
+        let Some(cached) = layer.mixer.kv_shape().filter(|_| own) else {
             layers.push(None);
             continue;
         };
@@ -175,18 +176,18 @@ fn layer_caches<E: CacheElement>(
     Ok(layers)
 }
 
-/// The cache that each layer reads: its own, that of the layer whose keys and values it shares, or `None` without attention.
+/// The cache that each layer reads: its own, that of the layer whose memory it shares, or `None` without attention.
 fn read_by_layers<'c, 'm, E>(
-    spec: &ModelSpec,
+    groups: &CacheGroups,
     owned: &'c [Option<SharedKvCache<'m, E>>],
 ) -> Vec<Option<&'c SharedKvCache<'m, E>>> {
-    let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.kv_cache_layer(i));
-    sources.map(|source| owned[source?].as_ref()).collect()
+    (0..owned.len()).map(|i| owned[groups.memory_of_layer(i)?].as_ref()).collect()
 }
 
 /// Evaluates the micro-batch `tokens`: its sequences in parallel where the model is small and `tokens` can be divided,
 /// otherwise all tokens together, with every kernel spread over the threads.
 fn forward<E: CacheElement>(
+    groups: &CacheGroups,
     layers: &mut [Option<LayerKvCache<E>>],
     mut run: MicroBatchRun<'_>,
     sequence_parallel: &mut Option<SequenceParallel>,
@@ -195,7 +196,7 @@ fn forward<E: CacheElement>(
     trace: Option<LayerTrace<'_>>,
 ) {
     let owned: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerKvCache::shared)).collect();
-    let caches = read_by_layers(run.spec, &owned);
+    let caches = read_by_layers(groups, &owned);
     match (sequence_parallel, output) {
         // A trace or an observer is passed all tokens of the micro-batch together; spans are rare.
         (Some(sequence_parallel), MicroBatchOutput::Logits { head, logits })
@@ -327,8 +328,12 @@ impl Executor for CpuExecutor {
             observer: self.observer.as_mut(),
         };
         match &mut self.cache {
-            KvCache::F16(layers) => forward(layers, run, &mut self.sequence_parallel, &step.tokens, output, trace),
-            KvCache::F32(layers) => forward(layers, run, &mut self.sequence_parallel, &step.tokens, output, trace),
+            KvCache::F16(layers) => {
+                forward(&self.groups, layers, run, &mut self.sequence_parallel, &step.tokens, output, trace);
+            }
+            KvCache::F32(layers) => {
+                forward(&self.groups, layers, run, &mut self.sequence_parallel, &step.tokens, output, trace);
+            }
         }
         if self.pool.is_cancelled() { Err(ForwardError::Cancelled) } else { Ok(()) }
     }

@@ -17,10 +17,10 @@ use crate::slice::DevicePtr;
 /// The KV cache of a model, or of one rank's shard of it.
 #[derive(Debug)]
 pub(crate) struct CudaKvCache {
-    /// Keys and values of each layer; `None` for a layer that has none or reads those of another.
+    /// Keys and values of each layer; `None` for a layer that has none or shares another layer's memory.
     layers: Vec<Option<LayerCache>>,
-    /// For each layer, the layer whose keys and values it reads: itself or an earlier one.
-    sources: Vec<usize>,
+    /// For each layer, the layer whose memory has its pages ([`CacheGroups::memory_of_layer`]).
+    sources: Vec<Option<usize>>,
     /// For each layer, the cache group of what it reads.
     groups: Vec<usize>,
     /// The page tables on the device, u32 `[n_groups, n_seq, max_pages]`.
@@ -57,7 +57,8 @@ impl CudaKvCache {
         let n_groups = groups.groups().len();
         let table = gpu.zeros("the page table", (4 * n_groups * capacity.n_seq * max_pages) as u64)?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-            let Some(cached) = layer.mixer.kv_shape() else { return Ok(None) };
+            let own = groups.memory_of_layer(i) == Some(i);
+            let Some(cached) = layer.mixer.kv_shape().filter(|_| own) else { return Ok(None) };
             // Rows of latent attention are stored once, as keys; values are a part of them.
             let value_dim = if layer.mixer.latent_attention().is_some() { 0 } else { cached.value_dim };
             let page_bytes =
@@ -67,11 +68,9 @@ impl CudaKvCache {
             Ok(Some(LayerCache { buffers, page_bytes }))
         });
         let layers = layers.collect::<Result<_, CudaError>>()?;
-        let sources =
-            spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.kv_cache_layer(i).unwrap_or(i)).collect();
         Ok(Self {
             layers,
-            sources,
+            sources: (0..spec.n_layer()).map(|i| groups.memory_of_layer(i)).collect(),
             groups: (0..spec.n_layer()).map(|i| groups.of_layer(i)).collect(),
             table,
             uploaded: vec![Vec::new(); n_groups * capacity.n_seq],
@@ -83,7 +82,7 @@ impl CudaKvCache {
 
     /// The keys and the values that layer `i` reads, F16 or F32; null for a layer that reads none.
     pub(crate) fn layer_pages(&self, i: usize) -> [DevicePtr<u8>; 2] {
-        let cache = self.layers[self.sources[i]].as_ref();
+        let cache = self.sources[i].and_then(|source| self.layers[source].as_ref());
         cache.map_or([DevicePtr::NULL; 2], |cache| [cache.buffers[0].ptr(), cache.buffers[1].ptr()])
     }
 
@@ -141,7 +140,7 @@ impl CudaKvCache {
         layers.filter_map(|(layer, _)| layer.as_ref())
     }
 
-    /// Bytes of the keys and values of all layers.
+    /// Bytes of the memory for keys and values of all layers.
     pub(crate) fn bytes(&self) -> u64 {
         self.layers.iter().flatten().flat_map(|layer| &layer.buffers).map(CudaBuffer::bytes).sum()
     }

@@ -1,6 +1,6 @@
 //! Cache groups: layers that attend equally far back, and the KV pages that they need.
 
-use crate::{Capacity, KvShape, LayerSpec, Mask, ModelSpec, PAGE, StateLayout};
+use crate::{Capacity, KvShape, LayerSpec, Mask, Mixer, ModelSpec, PAGE, StateLayout};
 
 /// A cache group: the layers that keep the same positions of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,10 @@ pub struct CacheGroups {
     groups: Vec<CacheGroup>,
     /// The group of each layer.
     group_of_layer: Vec<usize>,
+    /// For each layer, [`memory_of_layer`](Self::memory_of_layer).
+    memory_of_layer: Vec<Option<usize>>,
+    /// [`outlive_steps`](Self::outlive_steps).
+    outlive_steps: bool,
     /// Capacity for recurrent states; `None` if no layer keeps one.
     states: Option<StateCapacity>,
 }
@@ -74,10 +78,15 @@ impl CacheGroups {
         };
         let masks = (0..spec.n_layer()).map(|i| read_by(i).map_or(Mask::Causal, of_cache));
         let states = StateCapacity::new(&capacity, StateLayout::new(spec).n_elements());
-        Self { states, ..Self::of_masks(capacity, masks) }
+        Self {
+            states,
+            memory_of_layer: memory_of_layers(spec),
+            outlive_steps: spec.is_causal(),
+            ..Self::of_masks(capacity, masks)
+        }
     }
 
-    /// The groups of layers whose caches are read through these masks, without recurrent states.
+    /// The groups of layers whose caches, one for each layer, are read through these masks, without recurrent states.
     pub(crate) fn of_masks(capacity: Capacity, masks: impl Iterator<Item = Mask>) -> Self {
         let n_context_pages = capacity.n_positions().div_ceil(PAGE);
         let all_positions = CacheGroup {
@@ -105,8 +114,9 @@ impl CacheGroups {
                 groups.len() - 1
             })
         };
-        let group_of_layer = masks.map(of_mask).collect();
-        Self { capacity, groups, group_of_layer, states: None }
+        let group_of_layer: Vec<_> = masks.map(of_mask).collect();
+        let memory_of_layer = (0..group_of_layer.len()).map(Some).collect();
+        Self { capacity, groups, group_of_layer, memory_of_layer, outlive_steps: true, states: None }
     }
 
     /// The capacity they were made for.
@@ -140,12 +150,44 @@ impl CacheGroups {
         self.groups[self.group_of_layer[i]].n_pages
     }
 
-    /// Elements of the keys and values of all layers of `spec`, the model of these groups.
+    /// The layer whose memory has the pages of layer `i`; backends allocate memory for the layers that are their own.
+    /// `None`: layer `i` reads no keys and values.
+    ///
+    /// It is the layer whose keys and values layer `i` reads, with one exception. Without a causal mask a step evaluates
+    /// whole sequences, layer by layer, so that no layer reads keys and values after the next layer has written its own.
+    /// There, layers with equal [`KvShape`]s have the memory of the first of them, unless a layer reads the keys and values
+    /// of another. Layers with other shapes do not share it: a device may evaluate the sequences of a step in parallel, each
+    /// in another layer, and pages of different sizes would overlap.
+    pub fn memory_of_layer(&self, i: usize) -> Option<usize> {
+        self.memory_of_layer[i]
+    }
+
+    /// Whether later steps read the pages that a step has written. Not so without a causal mask: there a sequence is
+    /// evaluated whole, in one step, and cannot be continued.
+    pub fn outlive_steps(&self) -> bool {
+        self.outlive_steps
+    }
+
+    /// Elements of the memory for keys and values of all layers of `spec`, the model of these groups.
     pub fn n_elements(&self, spec: &ModelSpec) -> u64 {
         let of_layer = |(i, layer): (usize, &LayerSpec)| {
+            if self.memory_of_layer(i) != Some(i) {
+                return None;
+            }
             let KvShape { n_head_kv, key_dim, value_dim } = layer.mixer.kv_shape()?;
             Some(((PAGE * n_head_kv * (key_dim + value_dim)) as u64).saturating_mul(self.n_pages(i) as u64))
         };
         spec.layers.iter().enumerate().filter_map(of_layer).fold(0, u64::saturating_add)
     }
+}
+
+/// [`CacheGroups::memory_of_layer`] of each layer of `spec`.
+fn memory_of_layers(spec: &ModelSpec) -> Vec<Option<usize>> {
+    let mixers = || spec.layers.iter().map(|layer| &layer.mixer).enumerate();
+    let owns_or_has_none = |(i, mixer): (usize, &Mixer)| mixer.kv_cache_layer(i).is_none_or(|read| read == i);
+    if spec.is_causal() || !mixers().all(owns_or_has_none) {
+        return mixers().map(|(i, mixer)| mixer.kv_cache_layer(i)).collect();
+    }
+    let shapes: Vec<_> = mixers().map(|(_, mixer)| mixer.kv_shape()).collect();
+    shapes.iter().map(|shape| shape.and_then(|_| shapes.iter().position(|first| first == shape))).collect()
 }

@@ -87,6 +87,19 @@ pub enum ForwardError {
         /// Tokens it holds.
         n_past: usize,
     },
+    /// A sequence of a model without a causal mask, which must not be divided, has more output tokens than a step.
+    #[error(
+        "every token of this model sees the whole text: sequence {seq} has {n_outputs} output tokens, but a step computes \
+         the logits of at most {max_outputs}: request fewer"
+    )]
+    TooManySequenceOutputs {
+        /// The sequence.
+        seq: usize,
+        /// Its output tokens.
+        n_outputs: usize,
+        /// Maximum output tokens of a step.
+        max_outputs: usize,
+    },
     /// Hidden rows before a layer that the model does not have.
     #[error("the model has {n_layer} layers: there are no hidden rows before layer {layer}")]
     LayerOutOfRange {

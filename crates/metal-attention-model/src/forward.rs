@@ -344,14 +344,15 @@ pub fn check_batch(batch: &[BatchToken], n_vocab: usize, n_ctx: usize, n_past: &
     Ok(())
 }
 
-/// Checks the outputs of a batch. A model without a causal mask needs whole sequences. `needs_head`: the outputs are made
-/// of logits, not of hidden states, so that output tokens need an output head. `n_past(seq)` is the length of a
-/// sequence.
+/// Checks the outputs of a batch. A model without a causal mask needs whole sequences, each in one run and with at most
+/// `max_outputs` output tokens, since a step evaluates all of it. `needs_head`: the outputs are made of logits, not of hidden
+/// states, so that output tokens need an output head. `n_past(seq)` is the length of a sequence.
 pub fn check_outputs(
     spec: &ModelSpec,
     batch: &[BatchToken],
     n_past: &dyn Fn(usize) -> usize,
     needs_head: bool,
+    max_outputs: usize,
 ) -> Result<(), ForwardError> {
     if needs_head && spec.output.head.is_none() && batch.iter().any(|t| t.output) {
         return Err(ForwardError::NoLogits);
@@ -361,6 +362,20 @@ pub fn check_outputs(
         let continued = batch.iter().map(|t| (t.seq, n_past(t.seq))).find(|(_, n)| *n > 0);
         if let Some((seq, n_past)) = continued {
             return Err(ForwardError::NotFromStart { seq, n_past });
+        }
+        let mut start = 0;
+        for run in batch.chunk_by(|a, b| a.seq == b.seq) {
+            let (seq, before) = (run[0].seq, &batch[..start]);
+            // Only a later run of a sequence has its first token at another position, but for gaps, which `check_batch` reports.
+            let n_past = if run[0].pos == 0 { 0 } else { before.iter().filter(|t| t.seq == seq).count() };
+            if n_past > 0 {
+                return Err(ForwardError::NotFromStart { seq, n_past });
+            }
+            let n_outputs = run.iter().filter(|t| t.output).count();
+            if n_outputs > max_outputs {
+                return Err(ForwardError::TooManySequenceOutputs { seq, n_outputs, max_outputs });
+            }
+            start += run.len();
         }
     }
     Ok(())

@@ -78,6 +78,8 @@ pub struct PageTable {
     n_past: Vec<usize>,
     /// The spans of each sequence.
     spans: Vec<SequenceSpans>,
+    /// [`CacheGroups::outlive_steps`].
+    outlive_steps: bool,
 }
 
 impl PageTable {
@@ -90,6 +92,7 @@ impl PageTable {
             states: groups.states().map(|states| StateTable::new(states, capacity.n_seq)),
             n_past: vec![0; capacity.n_seq],
             spans: vec![SequenceSpans::default(); capacity.n_seq],
+            outlive_steps: groups.outlive_steps(),
         }
     }
 

@@ -22,6 +22,12 @@ pub enum SnapshotError {
     /// The cache refused the sequence, or its device failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),
+    /// The model has no causal mask: the KV cache holds keys and values of a layer only while that layer is evaluated.
+    #[error(
+        "a sequence of this model cannot be saved or restored: it is evaluated whole, since every token sees the whole text, \
+         and the KV cache keeps nothing of it afterwards; evaluate the text again"
+    )]
+    NotCausal,
     /// The bytes could not be written.
     #[error("a snapshot of a sequence could not be written: {0}")]
     Write(#[source] std::io::Error),

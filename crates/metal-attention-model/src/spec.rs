@@ -369,8 +369,9 @@ impl ModelSpec {
         self.output.head.is_some() && self.is_causal()
     }
 
-    /// Elements that one token adds to the KV cache: keys and values of all layers. Saturates instead of overflowing,
-    /// since the sizes come from a file.
+    /// Elements of one token's keys and values, of all layers that compute their own. The KV cache holds them all, but for
+    /// layers that [share memory](crate::CacheGroups::memory_of_layer). Saturates instead of overflowing, since the sizes
+    /// come from a file.
     pub fn kv_elements_per_token(&self) -> usize {
         let shapes = self.layers.iter().filter_map(|layer| layer.mixer.kv_shape());
         shapes.fold(0, |sum, kv| sum.saturating_add(kv.n_elements()))

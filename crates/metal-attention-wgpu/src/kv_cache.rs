@@ -11,10 +11,10 @@ use wgpu::Buffer;
 #[derive(Debug)]
 pub struct WgpuKvCache {
     /// Keys and values that each layer reads: two slices of `[n_pages, n_head_kv, PAGE, padded head_dim]`, with the
-    /// pages of the layer's cache group. `None`: the layer has no attention. Layers that share a cache have equal
+    /// pages of the layer's cache group. `None`: the layer has no attention. Layers that share memory have equal
     /// slices.
     pub(super) layers: Vec<Option<(Slice, Slice)>>,
-    /// The keys, and the values, of each layer that has a cache of its own.
+    /// The keys, and the values, of each layer that has memory of its own.
     halves: Vec<LayerKeysOrValues>,
     /// The buffer through which a page of all layers is copied to another page: WebGPU does not copy within a buffer.
     copy_buffer: Buffer,
@@ -36,7 +36,7 @@ struct LayerKeysOrValues {
 }
 
 impl WgpuKvCache {
-    /// Makes the cache. `page_bytes`: bytes of a page of each layer's keys, and of its values, if it has a cache of its own.
+    /// Makes the cache. `page_bytes`: bytes of a page of each layer's keys, and of its values, if it has memory of its own.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &ModelSpec,
@@ -59,9 +59,9 @@ impl WgpuKvCache {
             Ok(slices)
         };
         let (keys, values) = (slices(0)?, slices(1)?);
-        let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-            let source = layer.mixer.kv_cache_layer(i)?;
-            let at = owners.iter().position(|(owner, _)| *owner == source).expect("the layer read has its own cache");
+        let layers = (0..spec.n_layer()).map(|i| {
+            let source = groups.memory_of_layer(i)?;
+            let at = owners.iter().position(|(owner, _)| *owner == source).expect("that layer has memory of its own");
             Some((keys[at].clone(), values[at].clone()))
         });
         let halves = keys.iter().zip(&values).zip(&owners).flat_map(|((keys, values), &(i, page))| {
@@ -130,7 +130,7 @@ pub(super) fn copy_bytes(page_bytes: &[Option<[u64; 2]>], n_seq: usize) -> u64 {
     if n_seq > 1 { bytes_of_pages(page_bytes, |_| 1) } else { 0 }
 }
 
-/// Bytes of `n_pages(i)` pages of each layer `i` that has a cache of its own.
+/// Bytes of `n_pages(i)` pages of each layer `i` that has memory of its own.
 fn bytes_of_pages(page_bytes: &[Option<[u64; 2]>], n_pages: impl Fn(usize) -> usize) -> u64 {
     let of_layer = |(i, page): (usize, &Option<[u64; 2]>)| {
         let [keys, values] = (*page)?;

@@ -40,7 +40,7 @@ impl WgpuExecutor {
         let cache_capacity = capacity(options, spec, max_binding);
         let groups = CacheGroups::new(spec, cache_capacity);
         let pages = LayerPages::of_layers(&groups, spec.n_layer(), options.cache_type);
-        let page_bytes = page_bytes(weights, &pages);
+        let page_bytes = page_bytes(weights, &pages, &groups);
         let widths = ActivationWidths::new(spec, weights, &pages);
         let capacity = Activations::capacity(max_binding, &widths, cache_capacity.n_tokens(spec));
         let rope = RopeTables::bytes(spec, cache_capacity, capacity.0);

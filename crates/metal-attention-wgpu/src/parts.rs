@@ -134,9 +134,9 @@ impl LayerPages {
     }
 }
 
-/// Bytes of a page of each layer's keys, and of its values. `None`: the layer has no KV cache, or reads another layer's.
-/// `pages`: those of each layer.
-pub(crate) fn page_bytes(weights: &Weights, pages: &[LayerPages]) -> Vec<Option<[u64; 2]>> {
+/// Bytes of a page of each layer's keys, and of its values, large enough for all layers that share its memory. `None`: the
+/// layer has no KV cache, or shares another layer's memory ([`CacheGroups::memory_of_layer`]). `pages`: those of each layer.
+pub(crate) fn page_bytes(weights: &Weights, pages: &[LayerPages], groups: &CacheGroups) -> Vec<Option<[u64; 2]>> {
     let of_layer = |(layer, &pages): (&Layer<Loaded>, &LayerPages)| match &layer.mixer {
         Mixer::Attention(w) => AttentionKernels::new(w, pages).page_bytes(),
         Mixer::AttentionAndMamba2(both) => AttentionKernels::new(&both.attention, pages).page_bytes(),
@@ -149,7 +149,14 @@ pub(crate) fn page_bytes(weights: &Weights, pages: &[LayerPages]) -> Vec<Option<
         | Mixer::Rwkv7(_)
         | Mixer::None => None,
     };
-    weights.layers.iter().zip(pages).map(of_layer).collect()
+    let mut largest = vec![None; pages.len()];
+    for (i, of_layer) in weights.layers.iter().zip(pages).map(of_layer).enumerate() {
+        if let (Some(owner), Some(bytes)) = (groups.memory_of_layer(i), of_layer) {
+            let [keys, values] = largest[owner].unwrap_or(bytes);
+            largest[owner] = Some([keys.max(bytes[0]), values.max(bytes[1])]);
+        }
+    }
+    largest
 }
 
 /// Widens the scratch buffers for all parts of a model with streams of `n_embd` elements. `pages`: those of each layer.

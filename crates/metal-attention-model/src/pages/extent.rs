@@ -4,9 +4,11 @@ use super::{PAGE, PageTable, fixed_point};
 use crate::{CacheBlock, ForwardError, SequenceExtent, SnapshotError};
 
 impl PageTable {
-    /// The extent of sequence `seq`: its length and what is kept of it.
-    pub fn extent(&self, seq: usize) -> Result<SequenceExtent, ForwardError> {
+    /// The extent of sequence `seq`: its length and what is kept of it. [`SnapshotError::NotCausal`] if it has tokens whose
+    /// pages no later step reads.
+    pub fn extent(&self, seq: usize) -> Result<SequenceExtent, SnapshotError> {
         self.check_exists(seq)?;
+        self.check_kept(self.n_past[seq])?;
         let n_dropped = self.pools.iter().map(|pool| pool.lists[seq].n_dropped).collect();
         let states = self.states.iter().flat_map(|states| &states.kept[seq]).map(|kept| kept.pos).collect();
         Ok(SequenceExtent { n_tokens: self.n_past[seq], n_dropped, states, spans: self.spans[seq].clone() })
@@ -29,6 +31,7 @@ impl PageTable {
         self.check_exists(seq)?;
         self.rewind(seq, 0);
         let &SequenceExtent { n_tokens: n, ref n_dropped, ref states, ref spans } = extent;
+        self.check_kept(n)?;
         let n_ctx = self.capacity.n_ctx;
         if n > n_ctx {
             return Err(ForwardError::ContextFull { seq, n_past: 0, n_new: n, n_ctx }.into());
@@ -98,6 +101,11 @@ impl PageTable {
         let kept = |pos: usize| self.states.iter().flat_map(|s| &s.kept[seq]).find(move |kept| kept.pos == pos);
         let states = states.iter().map(|&pos| kept(pos).map(|kept| CacheBlock::State { slot: kept.slot }));
         pages.chain(states).collect()
+    }
+
+    /// An error if `n` tokens of a sequence cannot be saved or restored, since its pages mean nothing after a step.
+    fn check_kept(&self, n: usize) -> Result<(), SnapshotError> {
+        if n == 0 || self.outlive_steps { Ok(()) } else { Err(SnapshotError::NotCausal) }
     }
 
     /// An error unless sequence `seq` exists.

@@ -85,9 +85,9 @@ impl<E: Executor> Session<E> {
         begun?;
         let (spec, limits) = (self.executor.spec(), self.limits);
         let tokens = batch.tokens;
-        check_outputs(spec, tokens, &|seq| self.pages.n_past(seq), results.needs_head())?;
-        self.pages.check(tokens, spec.n_vocab)?;
         let max_outputs = if results.needs_head() { limits.n_outputs } else { usize::MAX };
+        check_outputs(spec, tokens, &|seq| self.pages.n_past(seq), results.needs_head(), max_outputs)?;
+        self.pages.check(tokens, spec.n_vocab)?;
         check_spans(spec, batch, limits.n_tokens, max_outputs)?;
         if !(limits.accepts_rows || batch.spans.is_empty()) {
             return Err(ForwardError::NoRows);
@@ -411,7 +411,8 @@ impl<E: Executor> ForwardPass for Session<E> {
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         if self.profiler.is_none() && batch.len() <= self.limits.n_ahead && is_decode_step(batch) {
-            check_outputs(self.executor.spec(), batch, &|seq| self.pages.n_past(seq), /* needs_head */ true)?;
+            let (spec, max_outputs) = (self.executor.spec(), self.limits.n_outputs);
+            check_outputs(spec, batch, &|seq| self.pages.n_past(seq), /* needs_head */ true, max_outputs)?;
             return self.decode_greedy(batch);
         }
         self.ids(batch.into(), None)

@@ -282,3 +282,49 @@ fn windows_with_and_without_pages_of_their_own_give_the_same_results() {
     assert_eq!((all, windows), (1, 2));
     same(&found, &want, "micro-batches of 16");
 }
+
+#[test]
+fn encoders_evaluate_each_sequence_in_one_step() {
+    // `NullExecutor` returns the logits of 16 output tokens in a step.
+    let mut pass = session("llama-embed", Watch::default());
+    let token = |seq, pos| BatchToken { id: 7, seq, pos, output: true };
+    let divided = [token(0, 0), token(0, 1), token(1, 0), token(0, 2)];
+    assert_eq!(pass.forward(&divided).unwrap_err(), ForwardError::NotFromStart { seq: 0, n_past: 2 });
+    let gap = [token(0, 0), token(1, 3)];
+    assert_eq!(pass.forward(&gap).unwrap_err(), ForwardError::PositionGap { seq: 1, pos: 3, expected: 0 });
+    let too_many: Vec<_> = [token(1, 0)].into_iter().chain((0..17).map(|pos| token(0, pos))).collect();
+    let refused = ForwardError::TooManySequenceOutputs { seq: 0, n_outputs: 17, max_outputs: 16 };
+    assert_eq!(pass.forward(&too_many).unwrap_err(), refused);
+    assert_eq!((pass.n_past(0), pass.n_past(1), pass.n_steps()), (0, 0, 0));
+    // Sequences are not divided, but steps are, between them.
+    let two: Vec<_> = (0..2).flat_map(|seq| (0..10).map(move |pos| token(seq, pos))).collect();
+    assert_eq!(pass.forward(&two).map(|logits| logits.n_rows()), Ok(20));
+    assert_eq!(pass.n_steps(), 2);
+    // Hidden states do not have that limit.
+    pass.reset();
+    assert_eq!(pass.forward_hidden(&too_many).map(|rows| rows.len()), Ok(18 * pass.spec().n_embd));
+}
+
+#[test]
+fn sequences_of_encoders_are_neither_saved_nor_restored() {
+    let mut pass = session("bert", Watch::default());
+    // There is nothing to save of an empty sequence.
+    let empty = Snapshot::of_sequence(&mut pass, 0).unwrap();
+    assert_eq!(empty.n_tokens(), 0);
+    let tokens = continuing(&pass, 0, &some_ids(70), true);
+    pass.forward_hidden(&tokens).unwrap();
+    let refused = Snapshot::of_sequence(&mut pass, 0).unwrap_err();
+    assert!(matches!(refused, SnapshotError::NotCausal), "{refused}");
+    assert!(refused.to_string().contains("evaluate the text again"), "{refused}");
+    let kept = SequenceExtent { n_tokens: 70, n_dropped: vec![0], ..Default::default() };
+    assert!(matches!(pass.allocate(1, &kept), Err(SnapshotError::NotCausal)));
+    assert_eq!((pass.n_past(0), pass.n_past(1)), (70, 0));
+    // A sequence that was cut back, or that shares another's tokens, cannot go on; from its start it can.
+    assert_eq!((pass.rewind(0, 30), pass.share_prefix(0, 1, 20)), (30, Ok(20)));
+    for (seq, n_past) in [(0, 30), (1, 20)] {
+        let more = continuing(&pass, seq, &[1], true);
+        assert_eq!(pass.forward_hidden(&more), Err(ForwardError::NotFromStart { seq, n_past }));
+        assert_eq!(pass.rewind(seq, 0), 0);
+    }
+    pass.forward_hidden(&tokens).unwrap();
+}

@@ -1,6 +1,6 @@
 //! Cache groups: which layers keep the same positions, and how many KV elements the groups need.
 
-use metal_attention_model::{CacheGroups, Capacity, Mask, Mixer, ModelShape, ModelSpec, PAGE};
+use metal_attention_model::{CacheGroups, Capacity, KvSource, Mask, Mixer, ModelShape, ModelSpec, PAGE};
 
 /// The capacity of one sequence of `n_ctx` positions.
 fn capacity(n_ctx: usize) -> Capacity {
@@ -92,4 +92,51 @@ fn a_cache_that_is_read_with_two_masks_keeps_all_positions() {
 fn sequences_without_causal_masks_keep_all_positions() {
     let groups = CacheGroups::new(&spec("gemma-embedding"), capacity(131_072));
     assert_eq!(groups.groups().len(), 1);
+}
+
+#[test]
+fn layers_of_encoders_share_the_memory_of_one() {
+    for name in ["bert", "modern-bert", "nomic-bert", "jina-bert-v2", "gemma-embedding", "llama-embed", "eurobert"] {
+        let spec = spec(name);
+        assert!(!spec.is_causal() && spec.n_layer() > 1, "{name}");
+        let groups = CacheGroups::new(&spec, capacity(512));
+        assert!(!groups.outlive_steps(), "{name}");
+        assert!((0..spec.n_layer()).all(|i| groups.memory_of_layer(i) == Some(0)), "{name}");
+        let all_layers = 512 * spec.kv_elements_per_token();
+        assert_eq!(groups.n_elements(&spec), (all_layers / spec.n_layer()) as u64, "{name}");
+    }
+    for name in ["llama", "gemma3", "deepseek2"] {
+        let spec = spec(name);
+        let groups = CacheGroups::new(&spec, capacity(512));
+        assert!(groups.outlive_steps(), "{name}");
+        assert!((0..spec.n_layer()).all(|i| groups.memory_of_layer(i) == Some(i)), "{name}");
+    }
+}
+
+#[test]
+fn layers_of_encoders_with_other_shapes_have_other_memory() {
+    let mut spec = spec("bert");
+    spec.layers.resize(3, spec.layers[0].clone());
+    let Mixer::Attention(a) = &mut spec.layers[1].mixer else { panic!("attention") };
+    (a.n_head_kv, a.head_dim) = (a.n_head_kv / 2, 4 * a.head_dim);
+    let groups = CacheGroups::new(&spec, capacity(512));
+    assert_eq!([0, 1, 2].map(|i| groups.memory_of_layer(i)), [Some(0), Some(1), Some(0)]);
+    // The second layer has twice the elements of the others.
+    assert_eq!(groups.n_elements(&spec), 512 * spec.kv_elements_per_token() as u64 * 3 / 4);
+    // A layer without attention has none.
+    spec.layers[1].mixer = Mixer::None;
+    let groups = CacheGroups::new(&spec, capacity(512));
+    assert_eq!([0, 1, 2].map(|i| groups.memory_of_layer(i)), [Some(0), None, Some(0)]);
+}
+
+#[test]
+fn encoders_whose_layers_read_those_of_others_share_no_memory() {
+    let mut spec = spec("bert");
+    spec.layers.resize(4, spec.layers[0].clone());
+    let Mixer::Attention(a) = &mut spec.layers[2].mixer else { panic!("attention") };
+    a.kv = KvSource::Layer(1);
+    let groups = CacheGroups::new(&spec, capacity(512));
+    assert_eq!([0, 1, 2, 3].map(|i| groups.memory_of_layer(i)), [Some(0), Some(1), Some(1), Some(3)]);
+    assert_eq!(groups.n_elements(&spec), 512 * spec.kv_elements_per_token() as u64);
+    assert!(!groups.outlive_steps());
 }

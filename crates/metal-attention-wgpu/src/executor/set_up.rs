@@ -86,7 +86,7 @@ impl WgpuExecutor {
             |n_tokens| BatchBuffer::new(&gpu, n_tokens, cache_capacity.n_seq, cache_capacity.n_positions(), &n_pages);
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(scratch_capacity.0)?;
-        let page_bytes = page_bytes(weights, &layer_pages);
+        let page_bytes = page_bytes(weights, &layer_pages, &cache_groups);
         let cache =
             WgpuKvCache::new(&gpu, &spec, &page_bytes, &cache_groups, options.cache_type, tuning.layers_in_a_buffer)?;
         let states = WgpuStates::new(&gpu, &spec, &cache_groups, scratch_capacity.0)?;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::{
-    BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, Model, ModelOptions, Pooler,
+    BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, HostSnapshot, Model, ModelOptions, Pooler,
+    SnapshotError,
 };
 #[cfg(feature = "wgpu")]
 use metal_attention::{ModelSpec, SessionOptions, WgpuExecutor};
@@ -242,5 +243,82 @@ fn encoders_take_whole_texts_and_give_no_logits() {
         let more = [BatchToken { id: 1, seq: 0, pos: ids.len(), output: true }];
         let error = pass.forward_hidden(&more).unwrap_err();
         assert_eq!(error, ForwardError::NotFromStart { seq: 0, n_past: ids.len() }, "{name}");
+    }
+}
+
+/// Holds the hidden states of each encoder to those of the CPU, for two texts in one batch and for batches one after the
+/// other, and its KV cache to the size of one layer's. `set_up` takes a model and the length of its context; the cache has
+/// three sequences, and elements of F32.
+fn hold_encoders_to_the_memory_of_one_layer(set_up: &dyn Fn(&Model, usize) -> Box<dyn ForwardPass>, limit: f64) {
+    let ids = &reference().tokens;
+    // Longer than a page.
+    let long: Vec<u32> = ids.iter().cycle().copied().take(150).collect();
+    let mut n_encoders = 0;
+    for name in more_architectures().keys() {
+        let model = model(name);
+        let spec = model.spec();
+        if spec.is_causal() {
+            continue;
+        }
+        n_encoders += 1;
+        let n_ctx = spec.embedding.n_positions.unwrap_or(usize::MAX).min(192);
+        let long = &long[..n_ctx.min(150)];
+        let mut reference = pass(&model, n_ctx, 1, true);
+        let mut alone = |ids: &[u32]| {
+            reference.reset();
+            reference.forward_hidden(&batch(ids, 0, 0)).unwrap()
+        };
+        let want: Vec<_> = [long, &ids[..], &ids[3..20]].map(&mut alone).into();
+        let mut pass = set_up(&model, n_ctx);
+        let close = |got: &[f32], want: &[f32], what: &str| {
+            let error = nmse(got, &want.iter().map(|&x| x.into()).collect::<Vec<_>>());
+            assert!(error <= limit, "{name}, {what}: NMSE {error:e}");
+        };
+        let together = [batch(long, 2, 0), batch(ids, 0, 0), batch(&ids[3..20], 1, 0)].concat();
+        close(&pass.forward_hidden(&together).unwrap(), &want.concat(), "three texts in a batch");
+        // Each sequence again, on pages that another one has written.
+        for (seq, n) in [(1, 0), (0, 2), (2, 1), (1, 2)] {
+            pass.rewind(seq, 0);
+            let text = [long, &ids[..], &ids[3..20]][n];
+            close(&pass.forward_hidden(&batch(text, seq, 0)).unwrap(), &want[n], "a text after others");
+        }
+        let kv = spec.layers[0].mixer.kv_shape().unwrap();
+        // The CPU pads values to 16 elements, and wgpu keys and values to 4: heads of 16 or 32 are not padded.
+        assert_eq!((kv.key_dim % 16, kv.value_dim % 16), (0, 0), "{name}");
+        let row = kv.n_head_kv * (kv.key_dim + kv.value_dim) * size_of::<f32>();
+        assert_eq!(pass.kv_cache_bytes(), 3 * n_ctx.next_multiple_of(64) * row, "{name}: one layer's bytes");
+        let refused = HostSnapshot::copy(&mut *pass, 1, ids[3..20].to_vec());
+        assert!(matches!(refused, Err(SnapshotError::NotCausal)), "{name}");
+    }
+    assert!(n_encoders >= 5, "{n_encoders} encoders");
+}
+
+#[test]
+fn encoders_have_a_cache_of_one_layer() {
+    hold_encoders_to_the_memory_of_one_layer(&|model, n_ctx| pass(model, n_ctx, 3, true), 1e-12);
+    // Small models are evaluated sequence by sequence, on several threads at once.
+    hold_encoders_to_the_memory_of_one_layer(&|model, n_ctx| pass(model, n_ctx, 3, false), 1e-4);
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn encoders_have_a_cache_of_one_layer_on_a_gpu() {
+    let Some(gpu) = crate::wgpu::device::gpu() else { return };
+    let set_up = |model: &Model, n_ctx| -> Box<dyn ForwardPass> {
+        let options = SessionOptions { n_ctx, n_seq: 3, cache_type: CacheType::F32, exact: true, ..Default::default() };
+        let needed = WgpuExecutor::memory_needed(model.loaded(), &options, gpu.summary().max_binding);
+        let pass = WgpuExecutor::session(Arc::clone(&gpu), model.loaded(), &options).unwrap();
+        assert_eq!(needed.kv_cache, pass.memory_use().kv_cache);
+        Box::new(pass)
+    };
+    hold_encoders_to_the_memory_of_one_layer(&set_up, 1e-9);
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn encoders_have_a_cache_of_one_layer_through_cuda() {
+    if crate::cuda::has_cuda() {
+        let set_up = |model: &Model, n_ctx| pass_on(Device::Cuda(0), model, n_ctx, 3, true).unwrap();
+        hold_encoders_to_the_memory_of_one_layer(&set_up, 1e-9);
     }
 }
