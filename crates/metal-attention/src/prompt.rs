@@ -98,7 +98,7 @@ pub(crate) struct PrefixKey<'a> {
     pub spans: &'a [SpanKey],
 }
 
-impl<'a> PrefixKey<'a> {
+impl PrefixKey<'_> {
     /// Number of inputs.
     pub fn len(self) -> usize {
         self.ids.len()
@@ -216,8 +216,9 @@ impl PromptLimits {
         }
         let token = |(pos, &id)| BatchToken { id, seq: 0, pos, output: false };
         let tokens: Vec<_> = prompt.iter().enumerate().map(token).collect();
-        let placed: Vec<_> = spans.iter().map(|span| (span.inputs.start, span.clone())).collect();
-        with_batch(&tokens, &placed, |batch| check_spans(spec, batch, *n_ubatch, usize::MAX))?;
+        let all = |span: &PromptSpan| BatchSpan { first: span.inputs.start, content: Arc::clone(&span.content) };
+        let all: Vec<_> = spans.iter().map(all).collect();
+        with_batch(&tokens, &all, |batch| check_spans(spec, batch, *n_ubatch, usize::MAX))?;
         if last.inputs.end == prompt.len() {
             return Err(ForwardError::BadSpan { why: "the prompt ends with it; put a token behind it" });
         }
@@ -232,40 +233,40 @@ impl PromptLimits {
     }
 }
 
-/// Calls `run` with the batch of `tokens`, and of spans with the index of each one's first input in the batch.
-pub(crate) fn with_batch<R>(
-    tokens: &[BatchToken],
-    spans: &[(usize, PromptSpan)],
-    run: impl FnOnce(Batch<'_>) -> R,
-) -> R {
-    let mut deepstack: Vec<Vec<&[f32]>> = Vec::new();
-    for (_, span) in spans {
-        deepstack.push(span.content.deepstack.iter().map(Vec::as_slice).collect());
-    }
-    let spans: Vec<Span<'_>> = spans
-        .iter()
-        .zip(&deepstack)
-        .map(|((first, PromptSpan { inputs: _, content }), deepstack)| Span {
-            first: *first,
-            rows: &content.rows,
-            deepstack,
-            positions: &content.positions,
-            bidirectional_in: &content.bidirectional_in,
-        })
-        .collect();
-    run(Batch { tokens, spans: &spans })
+/// A span of a batch.
+#[derive(Debug, Clone)]
+pub(crate) struct BatchSpan {
+    /// The index of its first input in the batch.
+    first: usize,
+    /// Its rows.
+    content: Arc<SpanContent>,
 }
 
-/// The spans that begin within inputs `inputs` of a sequence, with the index of each one's first input in a batch whose
-/// input `first` is the first of them.
-pub(crate) fn spans_within(
-    spans: &[PromptSpan],
-    inputs: Range<usize>,
-    first: usize,
-) -> impl Iterator<Item = (usize, PromptSpan)> {
-    let start = inputs.start;
-    let within = spans.iter().filter(move |span| inputs.contains(&span.inputs.start));
-    within.map(move |span| (first + span.inputs.start - start, span.clone()))
+impl BatchSpan {
+    /// Those of `spans` that begin within `inputs` of their sequence, for a batch whose input `first` is the first of
+    /// these.
+    pub fn within(spans: &[PromptSpan], inputs: Range<usize>, first: usize) -> impl Iterator<Item = Self> {
+        let start = inputs.start;
+        let within = spans.iter().filter(move |span| inputs.contains(&span.inputs.start));
+        within.map(move |span| Self { first: first + span.inputs.start - start, content: Arc::clone(&span.content) })
+    }
+}
+
+/// Calls `run` with the batch of `tokens` and `spans`.
+pub(crate) fn with_batch<R>(tokens: &[BatchToken], spans: &[BatchSpan], run: impl FnOnce(Batch<'_>) -> R) -> R {
+    let mut deepstack: Vec<Vec<&[f32]>> = Vec::new();
+    for span in spans {
+        deepstack.push(span.content.deepstack.iter().map(Vec::as_slice).collect());
+    }
+    let with_additions = spans.iter().zip(&deepstack).map(|(BatchSpan { first, content }, deepstack)| Span {
+        first: *first,
+        rows: &content.rows,
+        deepstack,
+        positions: &content.positions,
+        bidirectional_in: &content.bidirectional_in,
+    });
+    let spans: Vec<_> = with_additions.collect();
+    run(Batch { tokens, spans: &spans })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::choice::{
 use crate::constraint::ActiveConstraint;
 use crate::logits_processor::ActiveProcessor;
 use crate::prefix_store::PrefixStore;
-use crate::prompt::{PrefixKey, PromptLimits, rewind, span_keys, spans_within, with_batch};
+use crate::prompt::{BatchSpan, PrefixKey, PromptLimits, rewind, span_keys, with_batch};
 use crate::sampling::Sampler;
 use crate::scheduler::Client;
 use crate::{
@@ -302,8 +302,7 @@ impl Sequence {
 
     /// The first `n` of the unevaluated inputs: the tokens and the spans of a batch. `logits`: whether the logits of the
     /// last one are wanted. An error if the rows of a span among them are not there.
-    #[allow(clippy::type_complexity, reason = "the arguments of `with_batch`")]
-    fn unevaluated(&self, n: usize, logits: bool) -> Result<(Vec<BatchToken>, Vec<(usize, PromptSpan)>), ForwardError> {
+    fn unevaluated(&self, n: usize, logits: bool) -> Result<(Vec<BatchToken>, Vec<BatchSpan>), ForwardError> {
         let position = self.pass.position();
         let ids = &self.ids[position..];
         let n = n.min(ids.len());
@@ -313,7 +312,7 @@ impl Sequence {
         if self.spans.is_empty() && self.span_keys.last().is_some_and(|span| span.end > position) {
             return Err(ForwardError::BadSpan { why: "a session has no rows; give the prompt again" });
         }
-        Ok((tokens, spans_within(&self.spans, position..position + n, 0).collect()))
+        Ok((tokens, BatchSpan::within(&self.spans, position..position + n, 0).collect()))
     }
 
     /// Adds a step over `n` tokens to the timings: the first one after a prompt ends the prefill.

@@ -18,8 +18,8 @@
 use std::time::Instant;
 
 use crate::choice::{self, RequiredScores, Scores};
-use crate::prompt::{spans_within, with_batch};
-use crate::{BatchToken, ForwardError, PromptSpan};
+use crate::prompt::{BatchSpan, with_batch};
+use crate::{BatchToken, ForwardError};
 
 use super::batch_sizer::MAX_LOGITS_BYTES;
 use super::client_ring::share_between_clients;
@@ -33,8 +33,8 @@ struct BatchPlan {
     /// The tokens of sequences with a single token left to evaluate, then prefill chunks. The tokens of one sequence
     /// are consecutive.
     tokens: Vec<BatchToken>,
-    /// The spans of embedding rows, with the index of each one's first input in `tokens`.
-    spans: Vec<(usize, PromptSpan)>,
+    /// The spans of embedding rows.
+    spans: Vec<BatchSpan>,
     /// The use of each row of scores: one entry for each output token of `tokens`, in the same order.
     scores_uses: Vec<ScoresUse>,
     /// Number of decode tokens: tokens that were generated in an earlier step and are the only ones of their sequences
@@ -161,7 +161,7 @@ impl Engine<'_> {
             let is_logprob_position = |pos| logprob_positions.contains(&pos);
             let is_output = |pos| pos == last || is_logprob_position(pos);
             let token = |pos| BatchToken { id: sequence.ids[pos], seq, pos, output: is_output(pos) };
-            batch.spans.extend(spans_within(&sequence.spans, start..start + n, batch.tokens.len()));
+            batch.spans.extend(BatchSpan::within(&sequence.spans, start..start + n, batch.tokens.len()));
             batch.tokens.extend((start..start + n).map(token));
             let n_logprobs = (start..start + n).filter(|&pos| is_logprob_position(pos)).count();
             logprob_rows_left -= n_logprobs;
