@@ -266,7 +266,6 @@ impl Executor for CpuExecutor {
             one_run_per_sequence: false,
             chooses_ids: false,
             max_top_k: 0,
-            accepts_rows: true,
             n_ahead: 0,
         }
     }

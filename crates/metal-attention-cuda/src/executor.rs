@@ -425,7 +425,6 @@ impl Executor for CudaExecutor {
             one_run_per_sequence: !self.recurrent_states.is_empty(),
             chooses_ids: true,
             max_top_k: TOP_K,
-            accepts_rows: true,
             n_ahead: buffers.n_outputs,
         }
     }

@@ -144,9 +144,6 @@ pub enum ForwardError {
         /// The positions that a sequence can reach ([`Capacity::n_positions`](crate::Capacity::n_positions)).
         n_ctx: usize,
     },
-    /// The backend evaluates token ids only.
-    #[error("this device evaluates no rows of embeddings yet, such as those of pictures; the CPU does")]
-    NoRows,
     /// More tokens to share than the sequence holds.
     #[error("sequence {seq} holds {n_past} tokens: its first {n} cannot be shared")]
     PrefixTooLong {

@@ -149,10 +149,6 @@ pub trait ForwardPass: sealed::Sealed + Send {
     /// this itself.
     fn n_ubatch(&self) -> usize;
 
-    /// Whether batches may have spans of embedding rows. If not, they are refused
-    /// ([`ForwardError::NoRows`](crate::ForwardError::NoRows)).
-    fn accepts_rows(&self) -> bool;
-
     /// Tokens of sequence `seq` in the KV cache, which is also its next position; 0 if there is no such sequence.
     fn n_past(&self, seq: usize) -> usize;
 

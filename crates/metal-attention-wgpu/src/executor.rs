@@ -481,7 +481,6 @@ impl Executor for WgpuExecutor {
             one_run_per_sequence: !self.states.is_empty(),
             chooses_ids: true,
             max_top_k: TOP_K,
-            accepts_rows: true,
             n_ahead: MAX_GEMV_TOKENS.min(self.scratch.n_outputs),
         }
     }

@@ -178,8 +178,6 @@ pub(crate) fn rewind(pass: &mut dyn ForwardPass, seq: usize, key: PrefixKey<'_>,
 pub(crate) struct PromptLimits {
     /// The model.
     pub spec: ModelSpec,
-    /// Whether it evaluates rows.
-    pub accepts_rows: bool,
     /// Maximum tokens of a micro-batch.
     pub n_ubatch: usize,
     /// Positions that a sequence can reach.
@@ -192,7 +190,6 @@ impl PromptLimits {
         let pages = pass.cache_pages();
         Self {
             spec: pass.spec().clone(),
-            accepts_rows: pass.accepts_rows(),
             n_ubatch: pass.n_ubatch(),
             n_positions: pass.n_ctx().min(pages.total.saturating_mul(pages.page_len)),
         }
@@ -205,11 +202,8 @@ impl PromptLimits {
     /// Those with which a session would refuse a batch with these spans, and `BadSpan` for a prompt that ends with one:
     /// the last input of a prompt is evaluated alone at times.
     pub fn check(&self, prompt: &[u32], spans: &[PromptSpan]) -> Result<usize, ForwardError> {
-        let Self { spec, accepts_rows, n_ubatch, n_positions } = self;
+        let Self { spec, n_ubatch, n_positions } = self;
         let Some(last) = spans.last() else { return Ok(usize::MAX) };
-        if !accepts_rows {
-            return Err(ForwardError::NoRows);
-        }
         let n_rows = |span: &PromptSpan| span.content.rows.len() / spec.n_embd.max(1);
         if spans.iter().any(|span| n_rows(span) != span.inputs.len()) {
             return Err(ForwardError::BadSpan { why: "it has not one row for each of its inputs" });
@@ -258,14 +252,14 @@ pub(crate) fn with_batch<R>(tokens: &[BatchToken], spans: &[BatchSpan], run: imp
     for span in spans {
         deepstack.push(span.content.deepstack.iter().map(Vec::as_slice).collect());
     }
-    let with_additions = spans.iter().zip(&deepstack).map(|(BatchSpan { first, content }, deepstack)| Span {
+    let of_batch = spans.iter().zip(&deepstack).map(|(BatchSpan { first, content }, deepstack)| Span {
         first: *first,
         rows: &content.rows,
         deepstack,
         positions: &content.positions,
         bidirectional_in: &content.bidirectional_in,
     });
-    let spans: Vec<_> = with_additions.collect();
+    let spans: Vec<_> = of_batch.collect();
     run(Batch { tokens, spans: &spans })
 }
 

@@ -206,10 +206,10 @@ impl MicroBatchRun<'_> {
         let inputs = self.inputs;
         let seen = |t: &BatchToken| {
             let mut seen = a.mask.seen(t.pos, pages.n_past(t.seq));
-            // With bidirectional attention within a span, its inputs attend to later ones, too.
-            if let Some((span, _)) =
-                inputs.and_then(|inputs| inputs.of_token(t)).filter(|(span, _)| span.is_bidirectional_in(layer))
-            {
+            // With bidirectional attention within a span, its inputs attend to later ones, too. Masks that are not causal do
+            // so anyway.
+            let span = inputs.and_then(|inputs| inputs.of_token(t)).map(|(span, _)| span);
+            if let Some(span) = span.filter(|span| a.mask.is_causal() && span.is_bidirectional_in(layer)) {
                 seen.end = seen.end.max(span.indices.end);
             }
             seen

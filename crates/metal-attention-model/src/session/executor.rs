@@ -20,7 +20,7 @@ pub struct Step {
     pub pages: Arc<PageTable>,
     /// The kind of batch that the micro-batch is a part of, for profiles.
     pub phase: Phase,
-    /// Those of its inputs that are rows of embeddings; `None`: all are token ids. Only where [`StepLimits::accepts_rows`].
+    /// Those of its inputs that are rows of embeddings; `None`: all are token ids.
     pub inputs: Option<Arc<StepInputs>>,
 }
 
@@ -147,8 +147,6 @@ pub struct StepLimits {
     pub chooses_ids: bool,
     /// Length of the lists of highest logits that it finds; 0: it finds none.
     pub max_top_k: usize,
-    /// Whether it evaluates rows of embeddings, and positions that differ from the inputs' indices.
-    pub accepts_rows: bool,
     /// Maximum sequences of a greedy decode step that can be [submitted ahead](Executor::submit); 0: none can.
     pub n_ahead: usize,
 }

@@ -89,9 +89,6 @@ impl<E: Executor> Session<E> {
         check_outputs(spec, tokens, &|seq| self.pages.n_past(seq), results.needs_head(), max_outputs)?;
         self.pages.check(tokens, spec.n_vocab)?;
         check_spans(spec, batch, limits.n_tokens, max_outputs)?;
-        if !(limits.accepts_rows || batch.spans.is_empty()) {
-            return Err(ForwardError::NoRows);
-        }
         let n_embd = spec.n_embd;
         let places = self.pages.span_places(batch, n_embd)?;
         let undivided: Vec<_> =
@@ -307,10 +304,6 @@ impl<E: Executor> ForwardPass for Session<E> {
 
     fn n_ubatch(&self) -> usize {
         self.limits.n_tokens
-    }
-
-    fn accepts_rows(&self) -> bool {
-        self.limits.accepts_rows
     }
 
     fn n_past(&self, seq: usize) -> usize {

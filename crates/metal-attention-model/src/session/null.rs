@@ -158,7 +158,6 @@ impl Executor for NullExecutor {
             one_run_per_sequence: !self.states.is_empty(),
             chooses_ids: true,
             max_top_k: TOP_K,
-            accepts_rows: true,
             n_ahead: N_AHEAD,
         }
     }

@@ -43,7 +43,7 @@ fn options(n_ubatch: usize, cache_type: CacheType, exact: bool) -> SessionOption
 
 fn on_cpu(model: &LoadedModel, options: &SessionOptions) -> Box<dyn ForwardPass> {
     let threads = CpuOptions { n_threads: 1, ..Default::default() };
-    Box::new(CpuExecutor::session(&threads, model, &SessionOptions { exact: true, ..options.clone() }).unwrap())
+    Box::new(CpuExecutor::session(&threads, model, &SessionOptions { exact: true, ..*options }).unwrap())
 }
 
 /// Tokens `start..start + n` of sequence `seq`, all with results.

@@ -9,8 +9,8 @@ use metal_attention::scheduler::{
     CacheDisk, Client, FinishReason, Replicas, Request, Scheduler, SchedulerOptions, SubmitError,
 };
 use metal_attention::{
-    ContentHash, EngineOptions, Error, ForwardError, GenerateOptions, Generator, HookedExecutor, Hooks, Model,
-    NullExecutor, Position, PromptSpan, Session, SessionFile, SpanContent, StepLimits, Watch,
+    ContentHash, EngineOptions, Error, ForwardError, GenerateOptions, Generator, Model, Position, PromptSpan,
+    SessionFile, SpanContent,
 };
 use proptest::prelude::*;
 
@@ -222,27 +222,6 @@ fn bad_spans_are_refused_and_harm_no_other_request() {
     assert_eq!(read(running).ids, reference(&model, &text()).0);
     let outcomes = scheduler.metrics().requests;
     assert_eq!((outcomes.refused, outcomes.failed), (n_bad + 2, 0));
-}
-
-/// A device that evaluates no rows.
-struct NoRows;
-
-impl Hooks for NoRows {
-    fn limits(&self, limits: StepLimits) -> StepLimits {
-        StepLimits { accepts_rows: false, ..limits }
-    }
-}
-
-#[test]
-fn devices_that_evaluate_no_rows_refuse_spans() {
-    let model = Model::built_in().unwrap();
-    let options = engine().session_options(256, 64);
-    let inner = NullExecutor::new(model.spec().clone(), &options, Watch::default());
-    let pass = Box::new(Session::new(HookedExecutor::new(inner, NoRows)));
-    let scheduler = Scheduler::start(pass, Arc::new(model.clone()), SchedulerOptions::default()).unwrap();
-    let request = with_span(&token_ids(1, 85), 20..55, &content(&model, 1, 35, false));
-    assert_eq!(scheduler.submit(request).unwrap_err(), SubmitError::Span(ForwardError::NoRows));
-    assert_eq!(read(scheduler.submit(greedy(token_ids(1, 85), 9)).unwrap()).error, None);
 }
 
 /// The positions of the text are ahead of its indices: the sequence ends where they leave the context, and no other does.
