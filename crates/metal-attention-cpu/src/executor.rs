@@ -95,6 +95,27 @@ impl CpuExecutor {
     /// An option out of its range, threads or memory that the system refuses,
     /// or a cancelled `watch`.
     pub fn new(cpu: &CpuOptions, model: &LoadedModel, options: &SessionOptions) -> Result<Self, CpuError> {
+        Self::with_first(cpu, model, options, None)
+    }
+
+    /// [`new`](Self::new), for a model that was [loaded beside](LoadedModel::load_beside) that of `first`: the output head is
+    /// not repacked again if it is that of `first`, with equal `exact`, and its memory is not counted.
+    pub fn beside(
+        first: &Self,
+        cpu: &CpuOptions,
+        model: &LoadedModel,
+        options: &SessionOptions,
+    ) -> Result<Self, CpuError> {
+        Self::with_first(cpu, model, options, Some(&first.weights))
+    }
+
+    /// [`new`](Self::new), or [`beside`](Self::beside) a model with the weights `first`.
+    fn with_first(
+        cpu: &CpuOptions,
+        model: &LoadedModel,
+        options: &SessionOptions,
+        first: Option<&PreparedWeights>,
+    ) -> Result<Self, CpuError> {
         let spec = model.spec().clone();
         let n_threads = cpu.n_threads;
         let capacity = options.capacity(&spec);
@@ -115,7 +136,7 @@ impl CpuExecutor {
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(cpu.watch.clone());
         let isa = cpu.isa.unwrap_or_else(Isa::best);
-        let weights = PreparedWeights::new(&pool, model, capacity.n_ctx, options.exact)?;
+        let weights = PreparedWeights::new(&pool, model, capacity.n_ctx, options.exact, first)?;
         let sequence_parallel = SequenceParallel::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
             weights,

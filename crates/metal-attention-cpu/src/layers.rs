@@ -5,6 +5,7 @@
 //! F32 vectors. The angles of RoPE are prepared here, too.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
@@ -54,14 +55,20 @@ pub(crate) struct PreparedWeights {
     pub(crate) rotations: Vec<Rotation>,
     /// The index in `rotations` of each layer's rotation; `None` for layers without RoPE.
     pub(crate) rotation_of: Vec<Option<usize>>,
+    /// Whether quantised matrices are left in the mapped file.
+    exact: bool,
 }
 
 /// The output head.
 pub(crate) struct PreparedHead {
     /// The specification.
     pub(crate) spec: OutputHead,
-    /// The matrix, `[n_vocab, n_embd]`, with its bias.
-    pub(crate) linear: PreparedLinear,
+    /// The matrix, `[n_vocab, n_embd]`, with its bias; a second model may share it.
+    pub(crate) linear: Arc<PreparedLinear>,
+    /// The matrix in the file.
+    tensor: Tensor,
+    /// Whether `linear` is another model's, which counts its memory.
+    is_shared: bool,
 }
 
 /// The weights of per-layer embeddings.
@@ -76,12 +83,19 @@ pub(crate) struct PreparedPerLayer {
 
 impl PreparedWeights {
     /// Repacks the matrices of `model` on the threads of `pool`; in `exact` mode quantised ones stay in the mapped file.
-    /// `n_ctx`, the maximum number of positions of a sequence, selects the RoPE factors.
+    /// `n_ctx`, the maximum number of positions of a sequence, selects the RoPE factors. `first`: the weights of another model,
+    /// whose output head is shared where it is the same.
     ///
     /// # Errors
     ///
     /// Too little memory, or the cancellation of the pool's work.
-    pub(crate) fn new(pool: &ThreadPool, model: &LoadedModel, n_ctx: usize, exact: bool) -> Result<Self, CpuError> {
+    pub(crate) fn new(
+        pool: &ThreadPool,
+        model: &LoadedModel,
+        n_ctx: usize,
+        exact: bool,
+        first: Option<&Self>,
+    ) -> Result<Self, CpuError> {
         let weights = model.weights();
         let memory = RefCell::new(PackedMemory::default());
         let matrix = |tensor: &Tensor| {
@@ -96,7 +110,12 @@ impl PreparedWeights {
         };
         // The largest matrix first: while it is repacked, both copies of it are in memory.
         let output = match model.output_head() {
-            Some((spec, head)) => Some(PreparedHead { spec, linear: linear(head)? }),
+            Some((spec, head)) => {
+                let of_first = first.and_then(|first| first.head_of(head, exact));
+                let is_shared = of_first.is_some();
+                let linear = of_first.map_or_else(|| linear(head).map(Arc::new), Ok)?;
+                Some(PreparedHead { spec, linear, tensor: head.weight.clone(), is_shared })
+            }
             None => None,
         };
         let per_layer = match &weights.per_layer {
@@ -125,12 +144,20 @@ impl PreparedWeights {
             output,
             rotations,
             rotation_of,
+            exact,
         })
+    }
+
+    /// The output head, if it is that of the tensor and the bias of `head`, prepared for `exact` products or not.
+    fn head_of(&self, head: &Linear, exact: bool) -> Option<Arc<PreparedLinear>> {
+        let own = self.output.as_ref()?;
+        let same = self.exact == exact && own.tensor.is_same(&head.weight) && own.linear.bias == head.bias;
+        same.then(|| Arc::clone(&own.linear))
     }
 
     /// All matrices.
     fn matrices(&self) -> impl Iterator<Item = &WeightMatrix> {
-        let output = self.output.iter().map(|head| &head.linear);
+        let output = self.output.iter().map(|head| &*head.linear);
         let linears = self.layers.iter().flat_map(Layer::linears).chain(output);
         let per_layer = self.per_layer.iter().map(|p| &p.model_proj);
         let streams = self.streams.iter().flat_map(|s| s.proj.iter().chain(&s.unembd_proj));
@@ -142,9 +169,11 @@ impl PreparedWeights {
         self.matrices().map(WeightMatrix::bytes).sum()
     }
 
-    /// Bytes of the repacked matrices.
+    /// Bytes of the repacked matrices, without a shared output head.
     pub(crate) fn packed_bytes(&self) -> usize {
-        self.matrices().map(WeightMatrix::packed_bytes).sum()
+        let shared = self.output.iter().filter(|head| head.is_shared);
+        let shared: usize = shared.map(|head| head.linear.weight.packed_bytes()).sum();
+        self.matrices().map(WeightMatrix::packed_bytes).sum::<usize>() - shared
     }
 }
 

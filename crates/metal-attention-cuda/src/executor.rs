@@ -55,6 +55,7 @@ use crate::exchange::{AbortFlag, Exchange};
 use crate::ids::ChosenIds;
 use crate::kernels::Kernels;
 use crate::kv_cache::CudaKvCache;
+use crate::matrix::{CudaMatrix, packed_bytes};
 use crate::profile::{self, Timers};
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tokens, top_k_list};
@@ -128,12 +129,23 @@ impl CudaExecutor {
         options: &SessionOptions,
         tuning: &CudaTuning,
     ) -> Result<Self, CudaError> {
-        Self::with_shard(gpu, model, (options, tuning), None)
+        Self::with_shard(gpu, model, (options, tuning), None, &[])
+    }
+
+    /// [`new`](Self::new) on the GPU of `first`, for a model that was [loaded beside](LoadedModel::load_beside) that of `first`:
+    /// an embedding table and an output head that are those of `first` are not uploaded again, and their memory is not counted.
+    pub fn beside(
+        first: &Self,
+        model: &LoadedModel,
+        options: &SessionOptions,
+        tuning: &CudaTuning,
+    ) -> Result<Self, CudaError> {
+        Self::with_shard(Arc::clone(first.gpu()), model, (options, tuning), None, &first.runner.weights.ends)
     }
 
     /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model` is the
     /// whole model in both cases. The rank's mailbox still has to be connected with those of
-    /// the others.
+    /// the others. `first`: as for [`CudaWeights::new`]; empty with a shard.
     ///
     /// # Errors
     /// See [`new`](Self::new).
@@ -142,6 +154,7 @@ impl CudaExecutor {
         model: &LoadedModel,
         (options, tuning): (&SessionOptions, &CudaTuning),
         shard: Option<(&Shard, &Arc<AbortFlag>)>,
+        first: &[(Tensor, Arc<CudaMatrix>)],
     ) -> Result<Self, CudaError> {
         let weights = model.weights();
         // What this rank evaluates.
@@ -160,7 +173,9 @@ impl CudaExecutor {
         let max_exchanged = n_ubatch * spec.n_embd;
         // `memory_needed_for` counts the rank's caches and buffers, as `spec` is the rank's, but the weights of the whole
         // model. What other ranks hold of these is subtracted.
-        let needed_with_all_weights = Self::memory_needed_for(&spec, weights, options).total();
+        let is_shared = |tensor: &&Tensor| first.iter().any(|(of_first, _)| of_first.is_same(tensor));
+        let shared: u64 = weights.tensors().into_iter().filter(is_shared).map(packed_bytes).sum();
+        let needed_with_all_weights = Self::memory_needed_for(&spec, weights, options).total().saturating_sub(shared);
         let needed = shard.map_or(needed_with_all_weights, |(shard, _)| {
             let mailbox = Exchange::bytes(&shard.plan, spec.n_vocab, max_exchanged);
             (needed_with_all_weights + mailbox).saturating_sub(shard.saved_bytes(weights))
@@ -183,7 +198,7 @@ impl CudaExecutor {
         let scratch = gpu.allocated_bytes() - allocated_before - kv_cache;
         let shard = shard.map(|(shard, _)| shard);
         let rope_sizes = [capacity.n_ctx, capacity.n_positions(), n_ubatch];
-        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard, rope_sizes)?;
+        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard, rope_sizes, first)?;
         let ids = ChosenIds::new(&gpu, buffers.n_outputs)?;
         let persistent_kernel = DecodeKernel::new(
             &gpu,

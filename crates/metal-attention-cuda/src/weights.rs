@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use metal_attention_gguf::Tensor;
 use metal_attention_model::{Linear, ModelSpec, NormKind, NormWeights, Rope, Weights};
 
 use crate::CudaError;
@@ -27,6 +28,8 @@ pub(crate) struct CudaWeights {
     pub(crate) output: Option<(Arc<CudaMatrix>, Option<CudaVector>)>,
     /// The RoPE cos/sin tables, whose addresses the layers have.
     pub(crate) ropes: RopeTables,
+    /// The embedding table and an output head of its own, each whole, with its tensor: a second model may share them.
+    pub(crate) ends: Vec<(Tensor, Arc<CudaMatrix>)>,
 }
 
 /// F32 numbers in device memory.
@@ -130,24 +133,35 @@ pub(crate) struct Loader<'a> {
 impl CudaWeights {
     /// Uploads the weights of `spec`, which [`supports`](crate::support::supports) has accepted, and the RoPE tables. `rope_sizes`:
     /// as of [`RopeTables::new`]. `shard`: under tensor parallelism, this rank's shard; `spec` is that of the shard, `weights` are
-    /// the whole model's.
+    /// the whole model's. `first`: the [`ends`](Self::ends) of another model on `gpu`, which are shared where they are the same.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         weights: &Weights,
         shard: Option<&Shard>,
         rope_sizes: [usize; 3],
+        first: &[(Tensor, Arc<CudaMatrix>)],
     ) -> Result<Self, CudaError> {
         let ropes = RopeTables::new(gpu, spec, weights, rope_sizes)?;
         let mut loader = Loader { gpu, kernels: Kernels::default(), ropes: &ropes, mixer_state: 0 };
-        let embedding = Arc::new(CudaEmbedding::new(&mut loader, weights)?);
+        let of_first = |linear: &Linear| {
+            first.iter().find(|(tensor, _)| tensor.is_same(&linear.weight)).map(|(_, matrix)| Arc::clone(matrix))
+        };
+        let table =
+            of_first(&weights.token_embd).map_or_else(|| loader.matrix(&weights.token_embd).map(Arc::new), Ok)?;
+        let mut ends = vec![(weights.token_embd.weight.clone(), Arc::clone(&table))];
+        let embedding = Arc::new(CudaEmbedding::new(&mut loader, weights, table)?);
         let output = match &weights.output {
             None => None,
             Some(head) => {
                 let part = shard.filter(|shard| shard.plan.head).map(|shard| shard.head(head));
                 let matrix = match (part, weights.own_head()) {
                     (Some(rows), _) => Arc::new(CudaMatrix::new(gpu, &mut loader.kernels, &rows)?),
-                    (None, Some(head)) => Arc::new(loader.matrix(head)?),
+                    (None, Some(head)) => {
+                        let matrix = of_first(head).map_or_else(|| loader.matrix(head).map(Arc::new), Ok)?;
+                        ends.push((head.weight.clone(), Arc::clone(&matrix)));
+                        matrix
+                    }
                     (None, None) => Arc::clone(&embedding.table),
                 };
                 Some((matrix, loader.optional(head.bias.as_deref())?))
@@ -163,7 +177,7 @@ impl CudaWeights {
         let layers = layers.collect::<Result<_, _>>()?;
         let output_norm = loader.optional_norm(weights.output_norm.as_ref())?.map(Arc::new);
         gpu.wait()?;
-        Ok(Self { embedding, layers, output_norm, output, ropes })
+        Ok(Self { embedding, layers, output_norm, output, ropes, ends })
     }
 }
 

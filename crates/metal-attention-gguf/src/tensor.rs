@@ -75,6 +75,12 @@ impl Tensor {
         &self.storage.bytes()[self.start..self.start + self.len]
     }
 
+    /// Whether both are the same bytes of the same open file, with the same type and shape.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+            && (self.start, self.len, self.ty, self.shape()) == (other.start, other.len, other.ty, other.shape())
+    }
+
     /// The bytes of row `i`.
     ///
     /// # Panics
@@ -151,5 +157,23 @@ impl Tensor {
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({} {:?} {})", self.name, self.shape(), self.ty)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_is_the_same_as_its_handles_alone() {
+        let matrix = |bytes: &[u8]| Tensor::in_memory("m", [2, 3], TensorType::F32, bytes);
+        let a = matrix(&[1; 24]);
+        assert!(a.is_same(&a.clone()) && a.rows(0..3).is_same(&a) && a.rows(1..2).is_same(&a.rows(1..2)));
+        // Equal bytes elsewhere, other rows, another shape of the same bytes.
+        let reshaped = Tensor { shape: TensorShape::matrix(3, 2), ..a.clone() };
+        for other in [matrix(&[1; 24]), a.rows(0..2), reshaped] {
+            assert!(!a.is_same(&other), "{other:?}");
+        }
+        assert!(!a.rows(0..1).is_same(&a.rows(1..2)));
     }
 }

@@ -235,6 +235,19 @@ pub enum ModelError {
         /// The expected shape.
         shape: Vec<usize>,
     },
+    /// The first model's embedding table or output head, which the file lacks, does not fit the second model.
+    #[error(
+        "the file lacks the tensor {name} of shape {expected:?} (row length first), and that of the model beside it has shape \
+         {found:?}: use the model that the file was made for"
+    )]
+    FirstTensorShape {
+        /// The tensor's name.
+        name: String,
+        /// The shape in the first model.
+        found: [usize; 2],
+        /// The expected shape.
+        expected: [usize; 2],
+    },
     /// The shape of a tensor contradicts the metadata.
     #[error("the tensor {name} has shape {found:?}, but the metadata asks for {expected:?} (row length first)")]
     TensorShape {

@@ -24,10 +24,26 @@ impl LoadedModel {
         Self::with_spec(file, ModelSpec::from_gguf(file)?)
     }
 
+    /// Loads a model beside `first`, whose embedding table and output head it may read, as drafters do. If `file` lacks
+    /// `token_embd.weight`, the table is that of `first`; if it lacks `output.weight`, too, the head with its bias is that of
+    /// `first`, unless the architecture ties the head to the table. A file that has a table of its own has a head as in
+    /// [`load`](Self::load).
+    ///
+    /// Errors: as of [`load`](Self::load); [`ModelError::FirstTensorShape`] if the vocabulary or the width of `first` is
+    /// another one.
+    pub fn load_beside(file: &GgufFile, first: &Self) -> Result<Self, ModelError> {
+        Self::from_source(ModelSpec::from_gguf(file)?, FileSource { file, first: Some(first.weights()) })
+    }
+
     /// [`load`](Self::load) with another specification than that of the file's metadata.
     pub fn with_spec(file: &GgufFile, spec: ModelSpec) -> Result<Self, ModelError> {
+        Self::from_source(spec, FileSource { file, first: None })
+    }
+
+    /// Loads the model of `spec` from `source`.
+    fn from_source(spec: ModelSpec, mut source: FileSource<'_>) -> Result<Self, ModelError> {
         spec.check_residuals()?;
-        let weights = build(&spec, &mut FileSource(file))?;
+        let weights = build(&spec, &mut source)?;
         Ok(Self { spec, weights })
     }
 

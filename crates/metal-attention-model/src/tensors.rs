@@ -7,7 +7,7 @@ use half::f16;
 use metal_attention_gguf::{GgufFile, Tensor, TensorType};
 
 use crate::attention::LatentAttentionSpec;
-use crate::weights::{Linear, build};
+use crate::weights::{Linear, Weights, build};
 use crate::{ModelError, ModelSpec};
 
 /// A tensor of a model.
@@ -320,7 +320,12 @@ impl WeightSource for TensorList {
 }
 
 /// A GGUF file as a source.
-pub(crate) struct FileSource<'f>(pub(crate) &'f GgufFile);
+pub(crate) struct FileSource<'f> {
+    /// The file.
+    pub(crate) file: &'f GgufFile,
+    /// The weights of a model whose embedding table and output head are read if the file lacks both, or its table.
+    pub(crate) first: Option<&'f Weights>,
+}
 
 impl FileSource<'_> {
     /// The tensor of that name. An error if its shape is wrong, apart from trailing dimensions of 1.
@@ -329,7 +334,7 @@ impl FileSource<'_> {
             let len = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
             shape[..len].to_vec()
         };
-        match (self.0.tensor(name), presence) {
+        match (self.file.tensor(name), presence) {
             (_, Presence::None) | (None, Presence::Optional) => Ok(None),
             (Some(tensor), _) if trimmed(tensor.shape()) == trimmed(shape) => Ok(Some(tensor.clone())),
             (Some(tensor), _) => Err(ModelError::TensorShape {
@@ -343,9 +348,25 @@ impl FileSource<'_> {
         }
     }
 
+    /// The first model's table or head, for the name of one that the file lacks.
+    fn of_first(&self, name: &str, shape: MatrixShape) -> Result<Option<Linear>, ModelError> {
+        let Some(first) = self.first.filter(|_| !self.has("token_embd") && !self.has(name)) else { return Ok(None) };
+        let found = match name {
+            "token_embd" => Some(&first.token_embd),
+            "output" => first.output.as_ref(),
+            _ => None,
+        };
+        match found.map(|linear| [linear.weight.row_len(), linear.weight.n_rows()]) {
+            Some(found) if found != shape => {
+                Err(ModelError::FirstTensorShape { name: format!("{name}.weight"), found, expected: shape })
+            }
+            Some(_) | None => Ok(found.cloned()),
+        }
+    }
+
     /// A matrix without a separate scale.
     fn matrix(&self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Tensor>, ModelError> {
-        check_scale(self.0, name)?;
+        check_scale(self.file, name)?;
         self.find(&format!("{name}.weight"), shape, presence)
     }
 
@@ -385,17 +406,23 @@ impl WeightSource for FileSource<'_> {
         weight: Presence,
         bias: Presence,
     ) -> Result<Option<Linear>, ModelError> {
+        if let Some(linear) = self.of_first(name, shape)? {
+            return Ok(Some(linear));
+        }
         let Some(weight) = self.matrix(name, &shape, weight)? else { return Ok(None) };
         Ok(Some(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? }))
     }
 
     fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<Linear, ModelError> {
+        if let Some(linear) = self.of_first(name, shape)? {
+            return Ok(linear);
+        }
         let weight = self.must(name, &shape)?;
         Ok(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? })
     }
 
     fn has(&self, name: &str) -> bool {
-        self.0.tensor(&format!("{name}.weight")).is_some()
+        self.file.tensor(&format!("{name}.weight")).is_some()
     }
 
     fn reordered<const N: usize>(
@@ -413,7 +440,7 @@ impl WeightSource for FileSource<'_> {
     }
 
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Linear>, ModelError> {
-        match self.0.tensor(&format!("{name}.weight")) {
+        match self.file.tensor(&format!("{name}.weight")) {
             Some(tensor) => {
                 let n_out = tensor.n_rows();
                 self.linear(name, [n_in, n_out], Presence::Optional, Presence::Optional)
@@ -440,7 +467,7 @@ impl WeightSource for FileSource<'_> {
     }
 
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
-        let flat = self.0.tensor(name).is_some_and(|tensor| tensor.shape() == [n, width]);
+        let flat = self.file.tensor(name).is_some_and(|tensor| tensor.shape() == [n, width]);
         let shape: &[usize] = if flat { &[n, width] } else { &[n, 1, width] };
         Ok(self.find(name, shape, Presence::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
@@ -487,7 +514,7 @@ impl WeightSource for FileSource<'_> {
         let n_out = parts.iter().map(|(_, n)| n).sum();
         let in_one = if fused == last {
             // The fused matrix and the last part have the same name: the number of rows decides.
-            let rows = self.0.tensor(&format!("{all}.weight")).map(Tensor::n_rows);
+            let rows = self.file.tensor(&format!("{all}.weight")).map(Tensor::n_rows);
             !self.has(&format!("{prefix}{first}")) && (by_default || rows == Some(n_out))
         } else {
             self.has(&all) || (by_default && !self.has(&format!("{prefix}{first}")))

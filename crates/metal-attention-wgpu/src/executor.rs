@@ -11,6 +11,7 @@ mod snapshot;
 use std::ops::Range;
 use std::sync::Arc;
 
+use metal_attention_gguf::Tensor;
 use metal_attention_model::{
     BatchKind, BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, FewLimits, ForwardError,
     LayerTrace, MemoryUse, ModelSpec, PageCopy, PageTable, Profiler, Session, Step, StepLimits, StepResults,
@@ -28,7 +29,7 @@ use crate::profile;
 use crate::spans::{Spans, n_deepstack};
 use crate::state::WgpuStates;
 use crate::waker::Waker;
-use crate::{BatchBuffer, BatchDims, Dispatch, Readback, WgpuDevice, WgpuError};
+use crate::{BatchBuffer, BatchDims, Dispatch, Readback, WgpuDevice, WgpuError, WgpuMatrix};
 
 /// Length of the lists of highest logits that are computed on the GPU.
 const TOP_K: usize = MAX_TOP_K;
@@ -134,6 +135,8 @@ pub struct WgpuExecutor {
     waker: Waker,
     /// The persistent kernels while they are still being compiled; see `adopt_compiled_layers`.
     compiling_layers: Option<UntestedLayers>,
+    /// The embedding table and the output head, each with its tensor: a second model may share them.
+    ends: Vec<(Tensor, WgpuMatrix)>,
 }
 
 impl WgpuExecutor {

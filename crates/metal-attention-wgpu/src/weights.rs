@@ -3,6 +3,7 @@
 
 mod uploads;
 
+use metal_attention_gguf::Tensor;
 use metal_attention_model::{Layer, Linear, Loaded, ModelSpec, NormKind, NormWeights, Weights};
 use wgpu::Buffer;
 
@@ -72,6 +73,7 @@ pub(crate) struct WgpuWeights {
 impl WgpuWeights {
     /// Gives every weight its place, and uploads all but the matrices, whose rows are left to `uploads`. Consecutive
     /// layers, at most `layers_in_a_buffer`, share a buffer as far as one binding reaches. `pages`: those of each layer.
+    /// `first`: as for [`WgpuEnds::new`].
     pub(crate) fn new(
         gpu: &WgpuDevice,
         spec: &ModelSpec,
@@ -79,8 +81,9 @@ impl WgpuWeights {
         pages: &[LayerPages],
         layers_in_a_buffer: usize,
         uploads: &mut Uploads,
+        first: &[(Tensor, WgpuMatrix)],
     ) -> Result<Self, WgpuError> {
-        let ends = WgpuEnds::new(gpu, &spec.embedding, weights, uploads)?;
+        let ends = WgpuEnds::new(gpu, &spec.embedding, weights, uploads, first)?;
         let per_layer =
             weights.per_layer.as_ref().map(|w| WgpuLayerEmbeddingInputs::new(gpu, w, uploads)).transpose()?;
         let streams = weights.streams.as_ref().map(|w| WgpuStreams::new(gpu, w, uploads)).transpose()?;

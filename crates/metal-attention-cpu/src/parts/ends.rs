@@ -79,7 +79,7 @@ impl MicroBatchRun<'_> {
         self.normalize_x_to_normed(self.weights.output_norm.as_ref());
         match output {
             MicroBatchOutput::Hidden(out) => out.copy_from_slice(&self.scratch.normed),
-            MicroBatchOutput::Logits { head: PreparedHead { spec: head, linear }, logits } => {
+            MicroBatchOutput::Logits { head: PreparedHead { spec: head, linear, .. }, logits } => {
                 self.observe(&[linear], ProductInput::Normed);
                 let s = &mut *self.scratch;
                 let token_rows = 0..s.normed.len() / self.spec.n_embd;

@@ -38,12 +38,12 @@ pub(crate) struct CudaEmbedding {
 }
 
 impl CudaEmbedding {
-    /// Uploads the weights.
-    pub(crate) fn new(loader: &mut Loader<'_>, w: &Weights) -> Result<Self, CudaError> {
+    /// Uploads the weights, except `table`, that of the token embeddings.
+    pub(crate) fn new(loader: &mut Loader<'_>, w: &Weights, table: Arc<CudaMatrix>) -> Result<Self, CudaError> {
         Ok(Self {
             per_layer: w.per_layer.as_ref().map(|tables| CudaPerLayer::new(loader, tables)).transpose()?,
             streams: w.streams.as_ref().map(|streams| CudaStreams::new(loader, streams)).transpose()?,
-            table: Arc::new(loader.matrix(&w.token_embd)?),
+            table,
             token_type: loader.optional(w.token_type.as_deref())?,
             positions: w.positions.as_ref().map(|table| loader.matrix(table)).transpose()?,
             norm: loader.optional_norm(w.embedding_norm.as_ref())?,

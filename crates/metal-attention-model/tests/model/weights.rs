@@ -221,3 +221,67 @@ fn delta_rule_rows_are_found_in_both_layouts() {
         assert_eq!((w.taps[0], w.taps[255], w.taps[256]), (0.0, 255.0, 0.0));
     }
 }
+
+/// The file of `shape` without the tensors of `lacking`; tensor `i` of the others is filled with `first + i`.
+fn file_without(shape: &ModelShape, lacking: &[&str], first: f32) -> GgufFile {
+    let metadata = shape.metadata();
+    let spec = ModelSpec::from_metadata(&metadata).unwrap();
+    let tensors = shape.tensors(&spec).into_iter().filter(|t| !lacking.contains(&t.name.as_str()));
+    let tensors: Vec<_> = tensors.map(|t| TensorDecl { name: t.name, shape: t.shape, ty: TensorType::F32 }).collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, &metadata, &tensors).unwrap();
+    for (i, tensor) in tensors.iter().enumerate() {
+        for _ in 0..tensor.shape.iter().product::<usize>() {
+            writer.write(&(first + i as f32).to_le_bytes()).unwrap();
+        }
+    }
+    GgufFile::from_bytes(&writer.finish().unwrap()).unwrap()
+}
+
+#[test]
+fn a_second_model_reads_what_it_lacks_of_the_first() {
+    let (table, head) = ("token_embd.weight", "output.weight");
+    let own = ModelShape { tied: false, ..shape("llama") };
+    let tied = ModelShape { tied: true, ..shape("llama") };
+    let of_first = |weight: &Linear, first: &Linear| weight.weight.is_same(&first.weight);
+    for first_shape in [&own, &tied] {
+        let first = LoadedModel::load(&file_without(first_shape, &[], 100.0)).unwrap();
+        let (first_table, first_head) = (&first.weights().token_embd, first.weights().output.as_ref().unwrap());
+        let beside = |lacking: &[&str]| {
+            let file = file_without(&own, lacking, 0.0);
+            LoadedModel::load_beside(&file, &first).map(|model| model.weights().clone())
+        };
+        // Both are the first's.
+        let neither = beside(&[table, head]).unwrap();
+        assert!(of_first(&neither.token_embd, first_table));
+        assert!(of_first(neither.output.as_ref().unwrap(), first_head));
+        assert_eq!(neither.own_head().is_some(), first.weights().own_head().is_some());
+        // The table is the first's, the head the file's.
+        let only_head = beside(&[table]).unwrap();
+        assert!(of_first(&only_head.token_embd, first_table));
+        assert!(only_head.own_head().is_some_and(|own| !of_first(own, first_head)));
+        // A table without a head is a tied head, as in a model alone.
+        let only_table = beside(&[head]).unwrap();
+        assert!(!of_first(&only_table.token_embd, first_table));
+        assert!(only_table.own_head().is_none() && only_table.output.is_some());
+        // Everything else is the file's.
+        assert!(neither.output_norm.as_ref().is_some_and(|norm| norm.weight[0] < 100.0));
+        let both = beside(&[]).unwrap();
+        assert!(!of_first(&both.token_embd, first_table) && both.own_head().is_some());
+        let no_norm = beside(&[table, head, "output_norm.weight"]);
+        assert!(matches!(no_norm, Err(ModelError::MissingTensor { name, .. }) if name == "output_norm.weight"));
+    }
+}
+
+#[test]
+fn a_first_model_of_another_width_or_vocabulary_is_refused() {
+    let file = file_without(&shape("llama"), &["token_embd.weight", "output.weight"], 0.0);
+    for other in [ModelShape { n_vocab: 11, ..shape("llama") }, ModelShape { n_embd: 24, ..shape("llama") }] {
+        let first = LoadedModel::load(&file_without(&other, &[], 0.0)).unwrap();
+        let error = LoadedModel::load_beside(&file, &first).unwrap_err();
+        let ModelError::FirstTensorShape { name, found, expected } = &error else { panic!("{error}") };
+        assert_eq!((name.as_str(), *found, *expected), ("token_embd.weight", [other.n_embd, other.n_vocab], [16, 10]));
+        assert!(error.to_string().contains("token_embd.weight of shape [16, 10]"), "{error}");
+    }
+    let alone = LoadedModel::load(&file).unwrap_err();
+    assert!(matches!(alone, ModelError::MissingTensor { .. }), "{alone}");
+}

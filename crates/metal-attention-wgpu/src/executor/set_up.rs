@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use metal_attention_gguf::Tensor;
 use metal_attention_model::{BatchKind, CacheGroups, LoadedModel, MemoryUse, Session, SessionOptions};
 
 use super::{FLAG_BYTES, TOP_K, WgpuExecutor, WgpuForwardPass, log_persistent_layers};
@@ -19,7 +20,7 @@ use crate::spans::Spans;
 use crate::state::WgpuStates;
 use crate::waker::Waker;
 use crate::weights::{Uploads, WgpuWeights};
-use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError};
+use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError, WgpuMatrix};
 
 /// The time that loading waits for the persistent kernel to be compiled. Until it is, the plans with a dispatch for
 /// each kernel are used.
@@ -53,19 +54,41 @@ impl WgpuExecutor {
         options: &SessionOptions,
         tuning: &WgpuTuning,
     ) -> Result<Self, WgpuError> {
+        Self::with_first(gpu, model, options, tuning, &[])
+    }
+
+    /// [`new`](Self::new) on the GPU of `first`, for a model that was [loaded beside](LoadedModel::load_beside) that of
+    /// `first`: an embedding table and an output head that are those of `first` are not uploaded again, and their memory is
+    /// not counted.
+    pub fn beside(
+        first: &Self,
+        model: &LoadedModel,
+        options: &SessionOptions,
+        tuning: &WgpuTuning,
+    ) -> Result<Self, WgpuError> {
+        Self::with_first(Arc::clone(&first.gpu), model, options, tuning, &first.ends)
+    }
+
+    /// [`new`](Self::new), or [`beside`](Self::beside) an executor with the ends `first`.
+    fn with_first(
+        gpu: Arc<WgpuDevice>,
+        model: &LoadedModel,
+        options: &SessionOptions,
+        tuning: &WgpuTuning,
+        first: &[(Tensor, WgpuMatrix)],
+    ) -> Result<Self, WgpuError> {
         let (spec, weights) = (model.spec().clone(), model.weights());
         let cache_capacity = capacity(options, &spec, gpu.summary().max_binding);
         if let Some((option, max)) = cache_capacity.out_of_range() {
             return Err(WgpuError::Option { option, max });
         }
         supports(&spec)?;
-        let needed = Self::memory_needed(model, options, gpu.summary().max_binding);
-        if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
-            return Err(WgpuError::ModelTooLarge {
-                name: gpu.summary().name.clone(),
-                needed: needed.total(),
-                available,
-            });
+        let is_shared = |tensor: &&Tensor| first.iter().any(|(of_first, _)| of_first.is_same(tensor));
+        let shared: u64 =
+            weights.tensors().into_iter().filter(is_shared).map(|tensor| tensor.bytes().len() as u64).sum();
+        let needed = Self::memory_needed(model, options, gpu.summary().max_binding).total().saturating_sub(shared);
+        if let Some(available) = gpu.summary().memory.filter(|&m| needed > m) {
+            return Err(WgpuError::ModelTooLarge { name: gpu.summary().name.clone(), needed, available });
         }
         let cache_groups = CacheGroups::new(&spec, cache_capacity);
         let before = gpu.allocated_bytes();
@@ -93,7 +116,7 @@ impl WgpuExecutor {
         let before_weights = gpu.allocated_bytes();
         let mut uploads = Uploads::default();
         let gpu_weights =
-            WgpuWeights::new(&gpu, &spec, weights, &layer_pages, tuning.layers_in_a_buffer, &mut uploads)?;
+            WgpuWeights::new(&gpu, &spec, weights, &layer_pages, tuning.layers_in_a_buffer, &mut uploads, first)?;
         let rope_tables = RopeTables::new(&gpu, &spec, weights, cache_capacity, scratch_capacity.0)?;
         let rope = rope_tables.of_layers(&spec);
         let weight_bytes = gpu.allocated_bytes() - before_weights;
@@ -220,6 +243,7 @@ impl WgpuExecutor {
             groups: cache_groups,
             waker,
             compiling_layers,
+            ends: gpu_weights.ends.matrices,
         })
     }
 }

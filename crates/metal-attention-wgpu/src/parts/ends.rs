@@ -1,6 +1,7 @@
 //! The two ends of the forward pass: token embeddings before the first layer; the last norm and logits after the last
 //! one.
 
+use metal_attention_gguf::Tensor;
 use metal_attention_model::{InputEmbedding, OutputHead, Weights};
 use wgpu::Buffer;
 
@@ -28,21 +29,34 @@ pub(crate) struct WgpuEnds {
     output: Option<WgpuMatrix>,
     /// Added to the logits, `[n_vocab]`.
     output_bias: Option<Buffer>,
+    /// The embedding table and the output head, each with its tensor: a second model may share them.
+    pub(crate) matrices: Vec<(Tensor, WgpuMatrix)>,
 }
 
 impl WgpuEnds {
     /// Uploads the weights. The output head comes first, since an idle GPU is kept awake by products of it while the
-    /// others are uploaded.
+    /// others are uploaded. `first`: the [`matrices`](Self::matrices) of another model on `gpu`, which are shared where they are
+    /// the same.
     pub(crate) fn new(
         gpu: &WgpuDevice,
         spec: &InputEmbedding,
         w: &Weights,
         uploads: &mut Uploads,
+        first: &[(Tensor, WgpuMatrix)],
     ) -> Result<Self, WgpuError> {
         // The other fields are those of the weights.
         let InputEmbedding { scale, n_token_types: _, n_positions: _, norm: _, per_layer: _, streams: _ } = *spec;
-        let output = w.own_head().map(|head| uploads.concat(gpu, "the output head", &[&head.weight])).transpose()?;
-        let token_embd = uploads.concat(gpu, "the embedding table", &[&w.token_embd.weight])?;
+        let mut matrices = Vec::new();
+        let mut matrix = |what: &str, tensor: &Tensor| {
+            let matrix = match first.iter().find(|(of_first, _)| of_first.is_same(tensor)) {
+                Some((_, matrix)) => matrix.clone(),
+                None => uploads.concat(gpu, what, &[tensor])?,
+            };
+            matrices.push((tensor.clone(), matrix.clone()));
+            Ok::<_, WgpuError>(matrix)
+        };
+        let output = w.own_head().map(|head| matrix("the output head", &head.weight)).transpose()?;
+        let token_embd = matrix("the embedding table", &w.token_embd.weight)?;
         let positions = match &w.positions {
             Some(table) => Some((gpu.upload("positions", &table.weight.to_f32())?, table.weight.n_rows())),
             None => None,
@@ -57,6 +71,7 @@ impl WgpuEnds {
             output_norm: w.output_norm.as_ref().map(|norm| WgpuNorm::new(gpu, norm)).transpose()?,
             output,
             output_bias: output_bias.map(|bias| gpu.upload("a bias", bias)).transpose()?,
+            matrices,
         })
     }
 }

@@ -2,6 +2,7 @@
 //! snapshots and session files, damaged model files.
 
 mod architectures;
+mod beside;
 mod cuda;
 mod generator;
 mod hidden_rows;
