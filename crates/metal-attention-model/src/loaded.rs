@@ -58,7 +58,7 @@ impl LoadedModel {
     }
 
     /// The output head with its matrix, `[n_vocab, n_embd]`, and bias. `None`: the model has no logits. A loaded model has
-    /// either both [`Output::head`](crate::Output::head) and [`Weights::output`], or neither.
+    /// either both [`OutputSpec::head`](crate::OutputSpec::head) and [`Weights::output`], or neither.
     pub fn output_head(&self) -> Option<(OutputHead, &Linear)> {
         self.spec.output.head.zip(self.weights.output.as_ref())
     }

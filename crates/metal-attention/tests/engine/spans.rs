@@ -62,9 +62,10 @@ fn logits(pass: &mut dyn ForwardPass, tokens: &[BatchToken], spans: &[Span<'_>])
 /// Checks that the embeddings of the tokens, times the factor of the model, give their logits.
 fn check_own_rows(name: &str, model: &LoadedModel, make: &Make<'_>) {
     let (table, spec) = (&model.weights().token_embd.weight, model.spec());
-    // Embeddings may differ in their last bit, as a device may fuse the products of a quantisation block; rounding to F16 then
-    // turns some to the next number.
-    for (cache_type, exact, limit) in [(CacheType::F32, true, 1e-10), (CacheType::F16, false, 1e-8)] {
+    // Embeddings may differ from the rows in their last bits: CUDA stores an F32 table as two F16 numbers for each element, and a
+    // device may fuse the products of a quantisation block. Where inputs of products are rounded to F16, that turns some of
+    // them to the next F16 number.
+    for (cache_type, exact, limit) in [(CacheType::F32, true, 1e-10), (CacheType::F16, false, 1e-6)] {
         let mut pass = make(model, &options(96, cache_type, exact));
         // Before the span, in it, and behind it.
         let mut tokens = tokens(&*pass, 0, 0, 3 + 9 + 4);
