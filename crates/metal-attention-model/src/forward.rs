@@ -388,8 +388,7 @@ pub fn micro_batches<'b>(
     undivided: &[Range<usize>],
 ) -> Vec<&'b [BatchToken]> {
     if !spec.is_causal() {
-        let micro_batches = whole_sequences(batch, n_ubatch).into_iter();
-        return micro_batches.flat_map(|tokens| causal_micro_batches(tokens, tokens.len(), max_outputs, &[])).collect();
+        return whole_sequences(batch, n_ubatch, max_outputs);
     }
     causal_micro_batches(batch, n_ubatch, max_outputs, undivided)
 }
@@ -419,16 +418,18 @@ fn causal_micro_batches<'b>(
     micro_batches
 }
 
-/// Divides a batch by the number of tokens only, between sequences.
-fn whole_sequences(batch: &[BatchToken], n_ubatch: usize) -> Vec<&[BatchToken]> {
+/// Divides a batch between sequences, so that no micro-batch of several exceeds the limits.
+fn whole_sequences(batch: &[BatchToken], n_ubatch: usize, max_outputs: usize) -> Vec<&[BatchToken]> {
     let mut micro_batches = Vec::new();
-    let (mut start, mut end) = (0, 0);
+    let (mut start, mut end, mut n_outputs) = (0, 0, 0);
     for sequence in batch.chunk_by(|a, b| a.seq == b.seq) {
-        if end > start && end + sequence.len() - start > n_ubatch {
+        let outputs = sequence.iter().filter(|token| token.output).count();
+        if end > start && (end + sequence.len() - start > n_ubatch || n_outputs + outputs > max_outputs) {
             micro_batches.push(&batch[start..end]);
-            start = end;
+            (start, n_outputs) = (end, 0);
         }
         end += sequence.len();
+        n_outputs += outputs;
     }
     micro_batches.push(&batch[start..]);
     micro_batches
@@ -492,6 +493,9 @@ mod tests {
         };
         assert_eq!(lengths(4), [7, 2]);
         assert_eq!(lengths(9), [9]);
+        // Nor does the limit of outputs divide one.
+        let by_outputs = micro_batches(&encoder, &two, 9, 8, &[]);
+        assert_eq!(by_outputs.iter().map(|micro_batch| micro_batch.len()).collect::<Vec<_>>(), [7, 2]);
     }
 
     #[test]

@@ -133,6 +133,11 @@ impl SequenceSpans {
         self.spans.push(span);
     }
 
+    /// Whether the input at `index` is a row of one of them.
+    pub fn contain(&self, index: usize) -> bool {
+        self.spans.iter().any(|span| (span.start..span.end).contains(&index))
+    }
+
     /// The position of a token of text with this index in the sequence, which no span contains. Saturates.
     pub fn text_position(&self, index: usize) -> u32 {
         let before = self.spans.iter().rev().find(|span| span.end <= index);

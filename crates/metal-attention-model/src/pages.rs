@@ -146,6 +146,10 @@ impl PageTable {
         for token in batch.tokens {
             let spans: &SequenceSpans =
                 of_sequences.iter().find(|(of, _)| *of == token.seq).map_or(&self.spans[token.seq], |(_, spans)| spans);
+            // Rows have positions of their own.
+            if spans.contain(token.pos) {
+                continue;
+            }
             let position = spans.text_position(token.pos);
             if position as usize >= n_ctx && !spans.as_slice().is_empty() {
                 return Err(ForwardError::PositionOutOfRange { position, n_ctx });
@@ -277,6 +281,14 @@ impl PageTable {
             states.append(batch);
         }
         copies
+    }
+
+    /// Gives sequences the pages back for which `copies`, the last ones of the batch that was appended last, were not made. The
+    /// batch is taken back afterwards ([`retract`](Self::retract)).
+    pub(crate) fn cancel_copies(&mut self, copies: &[PageCopy]) {
+        for &PageCopy { group, from, to } in copies {
+            self.pools[group].undo_replace(from, to);
+        }
     }
 
     /// Takes back the tokens of the batch that was appended last, wholly or in part. A sequence with more of them than

@@ -38,7 +38,7 @@ impl RopeTables {
                 Some(rotation) => rotation.table(n_positions),
                 None => [1.0, 0.0].repeat(n_positions * UNROTATED_ELEMENTS / 2),
             };
-            table.resize(table.len() + input_rows * n_rot(rope.as_ref()), 0.0);
+            table.extend([1.0, 0.0].repeat(input_rows * n_rot(rope.as_ref()) / 2));
             Ok((rope, rotation, gpu.upload("the RoPE table", &table)?))
         };
         let tables = distinct_ropes(spec).into_iter().map(table).collect::<Result<_, WgpuError>>()?;
@@ -60,13 +60,13 @@ impl RopeTables {
 
     /// The row of the tables that rotates input `i` of a step, which is at `position`.
     pub(super) fn row(&self, i: usize, position: Position) -> u32 {
-        if self.has_input_rows && !is_of_text(position) { (self.n_positions + i) as u32 } else { position.0[0] }
+        if self.has_input_rows && !position.is_of_text() { (self.n_positions + i) as u32 } else { position.0[0] }
     }
 
     /// Writes the rows of the inputs whose positions have different components. `positions`: those of all inputs of the next
     /// step.
     pub(super) fn write_rows(&self, gpu: &WgpuDevice, positions: &[Position]) {
-        let differ = |&&position: &&Position| !is_of_text(position);
+        let differ = |position: &&Position| !position.is_of_text();
         let Some(first) = positions.iter().position(|position| differ(&position)).filter(|_| self.has_input_rows)
         else {
             return;
@@ -80,11 +80,6 @@ impl RopeTables {
             gpu.write_at(table, (self.n_positions + first) as u64 * row_bytes, bytemuck::cast_slice(&rows));
         }
     }
-}
-
-/// Whether all components are equal, so that the row of a position of text rotates the input.
-fn is_of_text(position: Position) -> bool {
-    position == Position::of_text(position.0[0])
 }
 
 /// Rows of each table for the inputs of a step of at most `n_tokens`.

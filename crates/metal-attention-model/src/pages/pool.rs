@@ -121,6 +121,16 @@ impl PagePool {
         (from, to)
     }
 
+    /// Undoes [`replace`](Self::replace), which has returned `from` and `to`. Others hold `from` as before.
+    pub(super) fn undo_replace(&mut self, from: u32, to: u32) {
+        let pages = self.lists.iter_mut().flat_map(|list| &mut list.pages[list.n_dropped..]);
+        for page in pages.filter(|page| **page == to) {
+            *page = from;
+            self.counts[from as usize] += 1;
+        }
+        self.put_back(to);
+    }
+
     /// Releases all but the first `n` pages of sequence `seq`.
     pub(super) fn cut(&mut self, seq: usize, n: usize) {
         let list = &mut self.lists[seq];

@@ -416,3 +416,28 @@ fn a_batch_that_does_not_fit_is_refused() {
         ForwardError::SequenceOutOfRange { seq: N_SEQ, n_seq: N_SEQ }
     );
 }
+
+#[test]
+fn copies_that_were_not_made_leave_the_shared_page() {
+    let mut cache = Cache::with(&[Mask::Window(10)], 9 * PAGE, 4 * 9, None);
+    let first = cache.batch([30, 0, 0, 0]);
+    assert!(cache.table.append(&first).is_empty());
+    assert_eq!(cache.table.share(0, 1, 30), Ok(30));
+    let pages = |cache: &Cache| [0, 1].map(|group| [0, 1].map(|seq| cache.table.pages(group, seq).to_vec()));
+    let before = pages(&cache);
+    let more: Vec<_> = (30..70).map(|pos| BatchToken { id: 1, seq: 1, pos, output: false }).collect();
+    for n_made in 0..=2 {
+        let copies = cache.table.append(&more);
+        assert_eq!(copies.len(), 2, "one for each group");
+        cache.table.cancel_copies(&copies[n_made..]);
+        cache.table.retract(&more);
+        let after = pages(&cache);
+        let same: Vec<_> = [0, 1].iter().map(|&group| after[group][1] == before[group][1]).collect();
+        assert_eq!(same, [n_made == 0, n_made < 2], "{n_made} copies were made");
+        assert_eq!(after.map(|group| group[0].clone()), before.clone().map(|group| group[0].clone()));
+        // The pages of both sequences are shared again.
+        cache.table.rewind(1, 0);
+        assert_eq!(cache.table.pages_held(&[0, 1]), 1);
+        assert_eq!(cache.table.share(0, 1, 30), Ok(30));
+    }
+}

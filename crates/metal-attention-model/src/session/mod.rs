@@ -124,7 +124,14 @@ impl<E: Executor> Session<E> {
     /// Assigns pages to `tokens`, which have passed the checks. A sequence that appends to a page which it shares gets a
     /// copy of it.
     fn assign_pages(&mut self, tokens: &[BatchToken]) -> Result<(), ForwardError> {
-        self.pages().append(tokens).into_iter().try_for_each(|copy| self.executor.copy_page(copy))
+        let copies = self.pages().append(tokens);
+        for (i, &copy) in copies.iter().enumerate() {
+            if let Err(why) = self.executor.copy_page(copy) {
+                self.pages().cancel_copies(&copies[i..]);
+                return Err(why);
+            }
+        }
+        Ok(())
     }
 
     /// The step of `tokens`, which have their pages.
@@ -258,7 +265,7 @@ impl<E: Executor> Session<E> {
     }
 
     fn top_k(&mut self, batch: Batch<'_>, k: usize, trace: Option<LayerTrace<'_>>) -> Result<Vec<TopK>, ForwardError> {
-        if k > self.limits.max_top_k {
+        if k > self.limits.max_top_k || self.limits.max_top_k == 0 {
             let logits = self.logits(batch, trace)?;
             return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
         }

@@ -199,6 +199,22 @@ fn bad_spans_are_refused() {
     assert!(matches!(error, ForwardError::PositionOutOfRange { .. }), "{error}");
 }
 
+#[test]
+fn rows_have_their_own_positions_behind_a_far_one() {
+    let mut pass = session("llama", 200);
+    let n_embd = pass.spec().n_embd;
+    // The first span moves the text on by all but a few positions; all rows of the second one are at one position.
+    let far = [Position([(pass.n_ctx() - 5) as u32; 3])];
+    let rows = vec![0.5; 60 * n_embd];
+    let one = Span { first: 1, rows: &rows[..n_embd], deepstack: &[], positions: &far, bidirectional_in: &[] };
+    let others =
+        Span { first: 2, rows: &rows, deepstack: &[], positions: &[Position::default(); 60], bidirectional_in: &[] };
+    let tokens = tokens(&pass, 0, 1 + 1 + 60 + 1);
+    let batch = Batch { tokens: &tokens, spans: &[one, others] };
+    pass.forward_outputs(batch, OutputKind::Hidden, &[]).unwrap();
+    assert_eq!(pass.page_table().text_position(&tokens[62]), Position::of_text((pass.n_ctx() - 2) as u32));
+}
+
 /// Keeps the steps that it sees.
 #[derive(Default)]
 struct Recorder(Vec<Step>);
