@@ -1,7 +1,7 @@
 //! The arguments of the kernels: structures with the layout that `kernels/` declares in C++.
 //!
-//! A kernel takes one structure by value. Fields have the kernel's names, and are documented at the structure in `kernels/`;
-//! `unused` fields are padding. [`kernel_args`] declares a structure with its name there, and `kernels/args_layout.cuh`, which is
+//! A kernel takes one structure by value. Fields have the kernel's names; those without a comment here are documented at the structure in
+//! `kernels/`; `unused` fields are padding. [`kernel_args`] declares a structure with its name there, and `kernels/args_layout.cuh`, which is
 //! generated from the declarations, holds the C++ structure to the same size and offsets when a kernel is compiled. For each address
 //! [`KernelArgs::bounds`](crate::bounds::KernelArgs::bounds) states what a launch may touch.
 

@@ -1,8 +1,8 @@
-//! The memory that a launch touches in each buffer, as far as the host knows it: [`KernelArgs::bounds`] states it for each address among a kernel's arguments, and
-//! [`check`] compares it with the allocations. In debug builds `CudaDevice::launch` does so before each launch; a release build
+//! The memory that a launch touches in each buffer, as far as its arguments tell: [`KernelArgs::bounds`] states it for each address
+//! among a kernel's arguments, and [`check`] compares it with the allocations. In debug builds `CudaDevice::launch` does so before each launch; a release build
 //! keeps no list of allocations and checks nothing.
 //!
-//! What lies in device memory is not known to the host: pages and positions of tokens, slots of states, the items of sorted groups.
+//! What lies in device memory is not looked at: pages and positions of tokens, slots of states, the items of sorted groups.
 //! Where the bounds depend on it, the smallest ones are stated, mostly that of one row, page or slot.
 
 use std::collections::BTreeMap;

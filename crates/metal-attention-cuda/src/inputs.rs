@@ -17,7 +17,7 @@ use crate::slice::DevicePtr;
 /// Most tokens of a query tile: the queries of one sequence that a block of `prefill_attention.cu` processes.
 const QUERY_TILE_TOKENS: usize = 64;
 
-/// The spans of embedding rows of a step, and the tokens of layers that differ in what inputs see.
+/// The spans of embedding rows of a step, and a list of tokens for each layer where layers differ in what inputs attend to.
 pub(crate) struct SpanInputs {
     /// The spans.
     inputs: Arc<StepInputs>,
@@ -60,7 +60,7 @@ impl SpanInputs {
 }
 
 impl CudaExecutor {
-    /// Uploads the tokens of a step and the rows of its output tokens. Returns the lists of last indices and the tokens of each,
+    /// Uploads the tokens of a step, the indices of its output tokens, and the RoPE rows of positions that have their own. Returns the lists of last indices and the tokens of each,
     /// `[n_lists][n_tokens]`; those of the first list are the ones that were uploaded.
     pub(crate) fn upload_tokens(&self, step: &Step) -> Result<(LastSeen, Vec<Vec<TokenArgs>>), CudaError> {
         let positions: Vec<_> = step.tokens.iter().map(|token| step.position(token)).collect();
@@ -107,7 +107,7 @@ impl CudaExecutor {
         let inputs = step.inputs.clone().unwrap_or_default();
         let first_of = |span: &StepSpan| {
             let is_first = |token: &BatchToken| token.seq == span.seq && token.pos == span.indices.start;
-            step.tokens.iter().position(is_first).unwrap_or(0)
+            step.tokens.iter().position(is_first).expect("a step has the inputs of its spans")
         };
         let first = inputs.spans.iter().map(first_of).collect();
         let lists = if lists.len() > 1 { Some(TokenLists::new(&self.runner.gpu, seen, &lists)?) } else { None };

@@ -101,7 +101,7 @@ impl CudaDevice {
         launches: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<CudaGraph, CudaError> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the handles are of this device and are used here alone: the stream, whose capture ends on every path; `graph`, which is
+        // SAFETY: the handles are of this device and are used here alone: the stream, whose capture ends on every return; `graph`, which is
         // destroyed on every path; `exec`, which the result owns.
         unsafe {
             check("begin a graph", sys::cuStreamBeginCapture_v2(self.stream(), mode))?;

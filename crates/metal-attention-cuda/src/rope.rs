@@ -9,7 +9,7 @@ use crate::device::{CudaBuffer, CudaDevice};
 use crate::slice::DevicePtr;
 
 /// The cos/sin tables, one for each different rotation of the model. A table has a row `[n_rot / 2, 2]` for each position of
-/// text; in models with RoPE sections, and after these a row for each input of the largest micro-batch, for positions whose
+/// text; in models with RoPE sections these are followed by a row for each input of the largest micro-batch, for positions whose
 /// components differ.
 #[derive(Debug)]
 pub(crate) struct RopeTables {

@@ -1,8 +1,8 @@
 //! [`ModelRunner`]: launches the kernels that take one micro-batch through the embedding, all layers and the output head.
 //!
 //! Called by [`CudaExecutor`](crate::CudaExecutor), which has uploaded the micro-batch before: its tokens, its page tables,
-//! the rows that need output and, in prefill, its query tiles. Everything here only appends launches to the device's stream, so
-//! that a run can also be recorded as a CUDA graph; nothing is awaited, and no data passes through the host.
+//! the rows that need output and, in prefill, its query tiles. Everything here only appends launches to the device's stream, and uploads
+//! of the rows of spans; nothing is awaited. So a run without spans can be recorded as a CUDA graph.
 //!
 //! The residual stream `x` (F32 `[n_tokens, n_embd]`) and all other intermediate results lie in [`Activations`]. The files of
 //! `parts/` add the launches of one kind of part each to `impl ModelRunner`; the files below have what parts share, and the order
@@ -62,7 +62,8 @@ pub(crate) enum TokenOutput {
     Id { feeds_next_step: bool },
 }
 
-/// The sizes of a micro-batch. Two decode steps of equal size launch exactly the same kernels, so this also selects a CUDA graph.
+/// The sizes of a micro-batch. Two decode steps of equal size, without spans, launch exactly the same kernels outside the persistent kernel,
+/// so that one CUDA graph serves both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct MicroBatchSize {
     /// Tokens, at most `n_ubatch`.
@@ -112,7 +113,8 @@ pub(crate) struct MicroBatch<'a> {
     pub(crate) recurrent: &'a CudaRecurrentStates,
     /// The sizes.
     pub(crate) size: MicroBatchSize,
-    /// The spans of embedding rows; `None`: all inputs are token ids, and layers see what the tokens' `last` says.
+    /// The spans of embedding rows; `None`: all inputs are token ids, and all layers read the tokens that were
+    /// uploaded for the micro-batch.
     pub(crate) spans: Option<&'a SpanInputs>,
 }
 
@@ -132,7 +134,7 @@ impl ModelRunner {
         //   `buffers`, and the lists of `SpanInputs`.
         // - The buffers have room for the largest micro-batch; `KernelArgs::bounds` states what a kernel touches, and debug builds check it.
         // - Indices in device memory were checked on the host before they were uploaded: pages, sequences and ids by `PageTable::check`, state
-        //   slots by `CudaRecurrentStates::write`, positions by `PageTable::span_places`.
+        //   slots by `CudaRecurrentStates::write`; positions by `PageTable::span_places` behind spans, and elsewhere they are indices.
         let launch = |order: LaunchOrder| unsafe { self.gpu.launch(kernel, grid, args, order) };
         match &mut self.timers {
             None => launch(LaunchOrder::Overlapped),

@@ -9,7 +9,7 @@ pub struct CacheGroup {
     pub mask: Mask,
     /// Pages for all sequences.
     pub n_pages: usize,
-    /// Maximum pages of one sequence; beyond that, each new page replaces the first one.
+    /// Maximum pages of one sequence; beyond that, each new page takes the place of the oldest.
     pub max_pages_per_sequence: usize,
 }
 
@@ -19,7 +19,7 @@ pub struct CacheGroup {
 /// keep a window or a chunk, if that is less.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheGroups {
-    /// The capacity they were made for.
+    /// The capacity they were made for, with the tokens of a micro-batch of the model.
     capacity: Capacity,
     /// All groups.
     groups: Vec<CacheGroup>,
@@ -119,7 +119,7 @@ impl CacheGroups {
         Self { capacity, groups, group_of_layer, memory_of_layer, outlive_steps: true, states: None }
     }
 
-    /// The capacity they were made for.
+    /// The capacity they were made for, with the tokens of a micro-batch of the model ([`Capacity::n_tokens`]).
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }

@@ -72,7 +72,8 @@ impl Capacity {
     }
 }
 
-/// Bytes that a forward pass holds on its device, or will hold; mapped files are not included.
+/// Bytes that a forward pass holds, or will hold, in the memory of its device, for the CPU in main memory; mapped files are not
+/// included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Weights in the kernels' layouts, and tables derived from them.

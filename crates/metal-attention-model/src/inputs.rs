@@ -39,8 +39,8 @@ pub struct Span<'a> {
     /// The position of each row, `[n]`, relative to the text position at which the span begins: the position that a token of
     /// text would have there. In any order; that of the first row need not be 0. Empty: 0, 1, 2, ..., as in text.
     pub positions: &'a [Position],
-    /// Whether attention within the span is bidirectional in each layer, `[n_layer]`: there its inputs attend to all of the
-    /// span, later inputs included. Empty: in none. A span with bidirectional attention in any layer is not divided over
+    /// Whether attention within the span is bidirectional in each layer, `[n_layer]`: there its inputs attend to later ones, up to
+    /// its end; how far back they attend is the mask's. Empty: in none. A span with bidirectional attention in any layer is not divided over
     /// steps, and a sequence is not cut within it.
     pub bidirectional_in: &'a [bool],
 }
@@ -118,7 +118,8 @@ impl SequenceSpans {
         &self.spans
     }
 
-    /// Whether they follow each other within a sequence of `n` inputs, and all positions are below `n_positions`.
+    /// Whether they follow each other within a sequence of `n` inputs, and the text behind each begins at a position of at most
+    /// `n_positions`.
     pub(crate) fn are_within(&self, n: usize, n_positions: usize) -> bool {
         let mut end = 0;
         self.spans.iter().all(|span| {

@@ -8,8 +8,8 @@ use crate::error::WgpuError;
 /// What RoPE, learned positions and the embedding table read of an input, beside its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InputPlace {
-    /// The row of the RoPE tables that rotates it: its position, or a row behind those of text if the components of its
-    /// position differ.
+    /// The row of the RoPE tables that rotates it: its position, or in a model with RoPE sections a row behind those of text if
+    /// the components of its position differ.
     pub rope_row: u32,
     /// The first component of its position.
     pub position: u32,
@@ -25,8 +25,8 @@ impl InputPlace {
 }
 
 /// The words of the batch buffer without page tables, `[1 + 2 n_tokens, 4]`. The first row is (number of tokens, number
-/// of output tokens, 0, 0). Each token has two rows: (id, index in the sequence, sequence, w), where the `w` of token `i` is the index
-/// of the `i`-th output token, one with [`BatchToken::output`] set; and (row of the RoPE tables, position, whether its
+/// of output tokens, 0, 0). Each token has two rows: (id, index in the sequence, sequence, w), where `w` in the row of token `i` is
+/// the index of the `i`-th output token, one with [`BatchToken::output`] set; and (row of the RoPE tables, position, whether its
 /// embedding is given, 0), as `place(i)` returns. Kernels that use the KV cache need a [`BatchBuffer`].
 pub fn batch_words_at(tokens: &[BatchToken], place: impl Fn(usize) -> InputPlace) -> Vec<[u32; 4]> {
     let outputs: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.output).map(|(i, _)| i).collect();
@@ -123,8 +123,8 @@ impl BatchBuffer {
         gpu.write(&self.buffer, &words);
     }
 
-    /// Sets the page table of sequence `seq` for a cache group, from the next submission on. Only pages that differ
-    /// from those on the GPU are written.
+    /// Sets the page table of sequence `seq` for a cache group, from the next submission on. Only pages from the
+    /// first one that differs from those on the GPU are written.
     ///
     /// # Panics
     /// If there are too many pages, or one is out of range: shaders use them as indices without checks.

@@ -11,7 +11,7 @@ use metal_attention_model::{Batch, BatchToken, ForwardError, ForwardPass, ModelS
 
 /// What stands for the contents of a span in comparisons: a hash of everything from which the caller computes it, for a
 /// picture the decoded pixels, the settings of the preprocessing and the encoder. Spans of one model with the same hash
-/// have the same [`SpanContent`]; the KV cache gives the keys and values of one to the other, of other clients' as well.
+/// have the same [`SpanContent`]; the KV cache gives the keys and values of one to the other, also across clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ContentHash(pub [u8; 32]);
 
@@ -24,9 +24,11 @@ pub struct SpanContent {
     pub rows: Vec<f32>,
     /// Rows that are added to the residual stream after the first layers, `[n, n_embd]` each ([`Span::deepstack`]).
     pub deepstack: Vec<Vec<f32>>,
-    /// The position of each row relative to that of the first, `[n]`; empty: consecutive ([`Span::positions`]).
+    /// The position of each row, `[n]`, relative to that which text would have at the first; empty: consecutive
+    /// ([`Span::positions`]).
     pub positions: Vec<Position>,
-    /// Whether each layer sees the span whole, `[n_layer]`; empty: none does ([`Span::bidirectional_in`]).
+    /// Whether attention within the span is bidirectional in each layer, `[n_layer]`; empty: in none
+    /// ([`Span::bidirectional_in`]).
     pub bidirectional_in: Vec<bool>,
 }
 
@@ -48,7 +50,7 @@ impl PromptSpan {
         SpanKey { start: self.inputs.start, end: self.inputs.end, hash: self.content.hash }
     }
 
-    /// By how much the position of the text behind the span exceeds that of its first row.
+    /// By how much the position of the text behind the span exceeds that which text would have at its first row.
     fn advance(&self) -> usize {
         let largest = self.content.positions.iter().flat_map(|position| position.0).max();
         largest.map_or(self.inputs.len(), |largest| (largest as usize).saturating_add(1))
@@ -145,7 +147,7 @@ impl PrefixKey<'_> {
     }
 
     /// How many inputs to evaluate at once, from input `start` on, when `n` are wanted: fewer, up to a span that would
-    /// be divided, or more, if the first input is one of its.
+    /// be divided, or more, if a span begins at `start` that is longer than `n`.
     pub fn chunk(self, start: usize, n: usize) -> usize {
         let end = start + n;
         match self.spans.iter().find(|span| span.start < end && end < span.end) {
@@ -195,8 +197,8 @@ impl PromptLimits {
         }
     }
 
-    /// Checks the spans of a prompt. Returns the most inputs that a sequence with this prompt can have: positions of
-    /// text behind spans may exceed the indices of its tokens.
+    /// Checks the spans of a prompt. Returns the most inputs that a sequence with this prompt can have by its positions,
+    /// which behind spans may exceed the indices of its tokens; without spans they set no limit (`usize::MAX`).
     ///
     /// # Errors
     /// Those with which a session would refuse a batch with these spans, and `BadSpan` for a prompt that ends with one:

@@ -2,7 +2,8 @@
 //!
 //! First the projections of all tokens, the norms of queries and keys and RoPE; keys and values go to the KV cache
 //! (`project_and_cache`). Then split-KV attention over the cache: the positions of a sequence are divided into splits of
-//! [`SPLIT`], every split is a task, and the partial results are merged (`attend`). Latent attention uses `attend`, too.
+//! [`SPLIT`], the queries of a tile of tokens that share a KV head take each split in a task of its own, and the partial results are
+//! merged (`attend`). Latent attention uses `attend`, too.
 
 use metal_attention_model::{
     AttentionGate, AttentionSpec, AttentionWeights, BatchToken, GateActivation, KvSource, Mask, NormOver, NormWeights,
@@ -178,7 +179,8 @@ impl MicroBatchRun<'_> {
     ) {
         /// The most tokens of one task: enough to reuse keys and values from L1.
         const TILE_TOKENS: usize = 8;
-        /// The most floats of partial results in memory at a time; longer work is done in several rounds.
+        /// The most floats of partial results in memory at a time, unless a single tile has more; longer work is done in several
+        /// rounds.
         const MAX_PARTIAL: usize = 1 << 20;
         /// Consecutive tokens of one sequence, and the splits with positions that one of them attends to.
         #[derive(Clone, Copy)]
@@ -206,8 +208,8 @@ impl MicroBatchRun<'_> {
         let inputs = self.inputs;
         let seen = |t: &BatchToken| {
             let mut seen = a.mask.seen(t.pos, pages.n_past(t.seq));
-            // With bidirectional attention within a span, its inputs attend to later ones, too. Masks that are not causal do
-            // so anyway.
+            // With bidirectional attention within a span, its inputs attend to later ones, too. Other masks than causal ones say
+            // themselves how far.
             let span = inputs.and_then(|inputs| inputs.of_token(t)).map(|(span, _)| span);
             if let Some(span) = span.filter(|span| a.mask.is_causal() && span.is_bidirectional_in(layer)) {
                 seen.end = seen.end.max(span.indices.end);

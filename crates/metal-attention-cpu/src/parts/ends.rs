@@ -7,7 +7,8 @@ use crate::kernels::matmul::{MatmulOp, embedding, matmul};
 use crate::layers::PreparedHead;
 
 impl MicroBatchRun<'_> {
-    /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and the further inputs of later layers: the
+    /// `x = norm(scale * table[id] + token_types[0] + positions[position])`, with the rows of spans in the place of
+    /// `scale * table[id]`, and the further inputs of later layers: the
     /// per-layer embeddings and the other residual streams, in models that have them.
     pub(crate) fn embed(&mut self, tokens: &[BatchToken]) {
         let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);

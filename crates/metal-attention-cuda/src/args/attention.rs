@@ -24,7 +24,7 @@ kernel_args! {
         pub(crate) rope_row: u32,
     }
 
-    /// Up to 64 consecutive tokens of one sequence, of which either none sees later ones, or all see up to the same: `QueryTile`
+    /// Up to 64 consecutive tokens of one sequence, which all see up to the same one, or each up to itself: `QueryTile`
     /// of `prefill_attention.cu`.
     #[derive(PartialEq, Eq)]
     pub(crate) struct QueryTileArgs = "QueryTile" in "prefill_attention.cu" {
@@ -283,7 +283,7 @@ impl KernelArgs for GeneralAttentionArgs {
 
 impl KernelArgs for PrefillArgs {
     fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
-        // The elements of a head are the number in the kernel's name; which tokens a tile has is known to the device alone.
+        // The elements of a head are the number in the kernel's name; which tokens a tile has is in device memory.
         let (heads, dim) = (self.n_head as usize, launch.number().unwrap_or(0));
         self.pages.bounds(bounds);
         bounds.array("tiles", self.tiles, launch.grid.blocks[0]);

@@ -1,7 +1,7 @@
 //! Softmax attention: queries, keys and values; RoPE and norms; the KV cache; attention; without the output product.
 //!
-//! Three kinds of kernels attend: in a decode step one that also applies norm and RoPE and writes the KV cache (`attention.cu`,
-//! `attention_on_units.cu` with tensor cores), for one token of each sequence; in prefill a FlashAttention-like kernel on
+//! Three kinds of kernels attend: for each token by itself `attention.cu` and, on tensor cores, `attention_on_units.cu`, which in decode
+//! steps also apply norm and RoPE and write the KV cache; in prefill a FlashAttention-like kernel on
 //! tensor cores over query tiles (`prefill_attention.cu`), after `append_*` or `attention_inputs_*` has written the KV cache;
 //! and `general_attention.cu` for every mask, head size and ALiBi. Where there are few blocks, positions are split (split-KV)
 //! and the last block of a head merges the partial results.
@@ -74,7 +74,7 @@ pub(crate) struct CudaAttention {
     pub(crate) kernels: AttentionKernels,
     /// The mask, by its number in the kernels (`masks.cuh`).
     pub(crate) mask: u32,
-    /// Positions of the mask's window or chunk.
+    /// The length of the mask's window or chunk; the distance of a symmetric window.
     pub(crate) reach: u32,
     /// Bound of the scores, `soft_cap * tanh(score / soft_cap)`; 0: none.
     pub(crate) soft_cap: f32,
@@ -196,9 +196,10 @@ enum QkvKernels {
 /// The kernels that compute softmax attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttentionKernels {
-    /// Kernels that load whole KV pages: `attention.cu`, `attention_on_units.cu`, `prefill_attention.cu`.
+    /// Kernels that load whole KV pages: `attention.cu`, `attention_on_units.cu`.
     Paged,
-    /// The kernel for every mask and head size, and ALiBi: `general_attention.cu`.
+    /// The kernel for every mask and head size, and ALiBi: `general_attention.cu`. Without ALiBi, prefill on tensor cores is
+    /// `prefill_attention.cu` in both cases.
     General,
 }
 
@@ -352,8 +353,8 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "attention output", linear: &a.out, input })
     }
 
-    /// Launches the kernel that makes queries, keys and values of their projections, where the attention kernel cannot. Returns
-    /// the queries and the elements from one token's to the next one's; `None` if the attention kernel does it.
+    /// Launches the separate kernel that makes queries, keys and values from their projections, where the fused ones cannot. Returns
+    /// the queries and the elements from one token's to the next one's; `None` if the attention kernel or `append_*` does it.
     fn separate_inputs(
         &mut self,
         batch: MicroBatch<'_>,

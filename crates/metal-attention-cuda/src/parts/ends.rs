@@ -125,7 +125,7 @@ impl ModelRunner {
         }
     }
 
-    /// Launches the embedding kernel for all tokens.
+    /// Launches the embedding kernel for `n_tokens` tokens.
     fn launch_embedding(&mut self, args: &EmbeddingArgs, n_tokens: usize) -> Result<(), CudaError> {
         let blocks = (args.n_embd as usize).div_ceil(256);
         self.launch(kernels::EMBEDDING, "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)

@@ -38,7 +38,7 @@ impl Step {
         n_outputs(&self.tokens)
     }
 
-    /// The index of the last input that each input of the step attends to, in each layer of `spec`.
+    /// The index of the last input that each input of the step may attend to, in each layer of `spec`.
     pub fn last_seen(&self, spec: &ModelSpec) -> LastSeen {
         let spans: &[StepSpan] = self.inputs.as_ref().map_or(&[], |inputs| &inputs.spans);
         let list = |is_causal: bool, bidirectional: &[bool]| {
@@ -183,8 +183,8 @@ pub trait Executor: Send {
     /// `profiler`, if given, records the step's kernels.
     ///
     /// # Errors
-    /// The watch is cancelled, memory is short, or the device fails. The contents of the step's pages and slots are
-    /// undefined then; the session takes its tokens back.
+    /// The watch is cancelled, memory is short, or the device fails. Keys and values at the indices of the step's tokens,
+    /// and the state slots that it writes, are undefined then; the session takes its tokens back.
     fn run(
         &mut self,
         step: &Step,

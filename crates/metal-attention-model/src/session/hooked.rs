@@ -17,13 +17,14 @@ pub trait Hooks: Send {
         limits
     }
 
-    /// Called before each step, those submitted ahead included. An error fails the step.
+    /// Called before each step that is run, and before each call that submits steps ahead, with the step that these follow. An
+    /// error fails the call.
     fn before_step(&mut self, step: &Step) -> Result<(), ForwardError> {
         let _ = step;
         Ok(())
     }
 
-    /// Changes the rows that a trace copies before `layer`, `[n_rows, n_embd]`.
+    /// Changes the rows that a trace receives of the input of `layer`, `[n_rows, n_embd]`; the step itself is not affected.
     fn change_rows(&mut self, step: &Step, layer: usize, rows: &mut [f32]) {
         let _ = (step, layer, rows);
     }

@@ -64,7 +64,7 @@ impl<E: Executor> Session<E> {
         &self.pages
     }
 
-    /// The page table. A step that an executor still holds keeps the table as it was: then this copies it.
+    /// The page table, to change it. It is copied first where an executor still holds a step with it (copy-on-write).
     fn pages(&mut self) -> &mut PageTable {
         Arc::make_mut(&mut self.pages)
     }
@@ -140,7 +140,7 @@ impl<E: Executor> Session<E> {
     }
 
     /// Evaluates a greedy decode step, and leaves further ones in flight. Returns the id that follows each sequence. On an
-    /// error the page table is as before, and no step is in flight unless the batch was refused.
+    /// error the sequences have their earlier lengths, and no step is in flight unless the batch was refused.
     fn decode_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         let begun = self.executor.begin_batch();
         if begun.is_err() || !self.lookahead.continues(batch) {
