@@ -7,7 +7,7 @@ mod server;
 mod tools;
 
 use std::io::Write;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Command, ExitStatus};
 
 use crate::cli_error::CliError;
 use crate::interrupt;
@@ -95,8 +95,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let ToolCommand { variables, arguments, .. } = args.tool.command(&target, &args.arguments);
     // From here on Ctrl-C is for the tool, which gets the signal, too.
     interrupt::ignore_ctrl_c();
-    let tool = Command::new(&program).args(arguments).envs(variables).spawn();
-    let status = tool.and_then(wait_for);
+    let mut command = Command::new(&program);
+    command.args(arguments).envs(variables);
+    let status = run_tool(&mut command);
     drop(server);
     match status {
         Ok(status) => std::process::exit(exit_code(status)),
@@ -134,16 +135,18 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Waits for the tool's end. SIGTERM is passed on to it.
+/// Runs the tool to its end. SIGTERM is passed on to it.
 #[cfg(unix)]
-fn wait_for(mut tool: Child) -> std::io::Result<ExitStatus> {
+fn run_tool(command: &mut Command) -> std::io::Result<ExitStatus> {
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
     use tokio::signal::unix::{SignalKind, signal};
 
-    let id = Pid::from_raw(tool.id() as i32);
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        // Before the tool starts, so that no signal in between ends this process alone.
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut tool = command.spawn()?;
+        let id = Pid::from_raw(tool.id() as i32);
         let mut end = tokio::task::spawn_blocking(move || tool.wait());
         loop {
             tokio::select! {
@@ -155,10 +158,10 @@ fn wait_for(mut tool: Child) -> std::io::Result<ExitStatus> {
     })
 }
 
-/// Waits for the tool's end.
+/// Runs the tool to its end.
 #[cfg(not(unix))]
-fn wait_for(mut tool: Child) -> std::io::Result<ExitStatus> {
-    tool.wait()
+fn run_tool(command: &mut Command) -> std::io::Result<ExitStatus> {
+    command.status()
 }
 
 /// The exit code of a tool; 128 + signal if a signal ended it, as shells report it.
