@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use libfuzzer_sys::fuzz_target;
 use metal_attention::sampling::SamplerOptions;
-use metal_attention::{Device, EngineOptions, Generator, GenerateOptions, Model, SessionError, SessionFile};
+use metal_attention::{Device, EngineOptions, GenerateOptions, Generator, Model, SessionError, SessionFile};
 
 /// Bytes before the head: magic, version, and the length of the head.
 const PREAMBLE: usize = 20;

@@ -2,13 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::{LazyLock, mpsc};
+use std::sync::{Arc, LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use metal_attention::{Device, EngineOptions, Error, Model};
-use metal_attention_server::http::{HttpOptions, LoadedModel, serve};
 use metal_attention::scheduler::SchedulerOptions;
+use metal_attention::{Device, EngineOptions, Model};
+use metal_attention_server::http::{
+    HttpOptions, LoadedModel, ModelCard, ModelSource, ModelsOptions, Placement, SourceError, serve,
+};
 use serde_json::Value;
 use tokio::net::TcpListener;
 
@@ -98,7 +100,8 @@ fn start() -> SocketAddr {
         runtime.block_on(async {
             let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
             bound.send(listener.local_addr().expect("its address")).expect("the target waits");
-            serve(listener, HttpOptions::default(), load, std::future::pending()).await.expect("a model");
+            let models = ModelsOptions::one(vec!["stories".into()], BuiltIn);
+            serve(listener, HttpOptions::default(), models, std::future::pending()).await.expect("a model");
         });
         panic!("the server has ended");
     });
@@ -114,11 +117,29 @@ fn start() -> SocketAddr {
     }
 }
 
-fn load() -> Result<LoadedModel, Error> {
-    let model = Model::built_in()?;
-    let engine =
-        EngineOptions { device: Device::Cpu, n_ctx: Some(N_CTX), n_seq: 4, n_threads: Some(1), ..Default::default() };
-    let pass = model.forward_pass(&engine)?;
-    let options = SchedulerOptions { n_parallel: 4, n_queue: 64, ..Default::default() };
-    Ok(LoadedModel::start(model, pass, &options).expect("a scheduler"))
+/// The built-in model, with four slots.
+struct BuiltIn;
+
+impl ModelSource for BuiltIn {
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
+        Ok(Arc::new(ModelCard::of(Model::built_in()?.gguf())))
+    }
+
+    fn placements(&self) -> Result<Vec<Placement>, SourceError> {
+        Ok(Vec::new())
+    }
+
+    fn load(&self, _: &Placement) -> Result<LoadedModel, SourceError> {
+        let model = Model::built_in()?;
+        let engine = EngineOptions {
+            device: Device::Cpu,
+            n_ctx: Some(N_CTX),
+            n_seq: 4,
+            n_threads: Some(1),
+            ..Default::default()
+        };
+        let pass = model.forward_pass(&engine)?;
+        let options = SchedulerOptions { n_parallel: 4, n_queue: 64, ..Default::default() };
+        Ok(LoadedModel::start(model, pass, &options)?)
+    }
 }
