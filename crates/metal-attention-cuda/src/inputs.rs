@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use metal_attention_model::{BatchToken, LastSeen, Step, StepInputs, StepSpan};
+use metal_attention_model::{LastSeen, Step, StepInputs, StepSpan};
 
 use crate::CudaError;
 use crate::args::{QueryTileArgs, TokenArgs};
@@ -105,11 +105,7 @@ impl CudaExecutor {
             return Ok(None);
         }
         let inputs = step.inputs.clone().unwrap_or_default();
-        let first_of = |span: &StepSpan| {
-            let is_first = |token: &BatchToken| token.seq == span.seq && token.pos == span.indices.start;
-            step.tokens.iter().position(is_first).expect("a step has the inputs of its spans")
-        };
-        let first = inputs.spans.iter().map(first_of).collect();
+        let first = step.spans().map(|(first, _)| first).collect();
         let lists = if lists.len() > 1 { Some(TokenLists::new(&self.runner.gpu, seen, &lists)?) } else { None };
         Ok(Some(SpanInputs { inputs, first, lists }))
     }

@@ -64,8 +64,7 @@ impl Span<'_> {
     /// By how much the text position behind the span exceeds the text position at which it begins: 1 more than the largest
     /// component of its positions; without positions its number of inputs, `n_inputs`.
     pub(crate) fn advance(&self, n_inputs: usize) -> u32 {
-        let largest = self.positions.iter().flat_map(|position| position.0).max();
-        largest.map_or(n_inputs as u32, |largest| largest.saturating_add(1))
+        Position::advance(self.positions, n_inputs)
     }
 }
 
@@ -77,6 +76,13 @@ impl Position {
     /// The position of a token of text.
     pub fn of_text(position: u32) -> Self {
         Self([position; 3])
+    }
+
+    /// By how much the position of the text behind a span exceeds that at which it begins: 1 more than the largest component of
+    /// its relative positions; without positions its number of inputs, `n_inputs`. Saturates.
+    pub fn advance(positions: &[Self], n_inputs: usize) -> u32 {
+        let largest = positions.iter().flat_map(|position| position.0).max();
+        largest.map_or(n_inputs as u32, |largest| largest.saturating_add(1))
     }
 
     /// Whether all components are equal, as in text.

@@ -59,7 +59,7 @@ pub use recurrent::{
     Mamba2Spec, Mamba2Weights, MambaDecay, MambaNorms, MambaSelection, MambaSpec, MambaWeights, RWKV6_MIXES, Rwkv6Spec,
     Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, ShortConvSpec, ShortConvWeights, StateLayout,
 };
-pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling, RopeSections, Rotation};
+pub use rope::{Rope, RopeFactors, RopeLayout, RopeRows, RopeScaling, RopeSections, Rotation};
 pub use sequence_runs::one_run_per_sequence;
 pub use session::{
     Executor, HookedExecutor, Hooks, LastSeen, LayerTrace, NullExecutor, Session, SessionOptions, Step, StepLimits,

@@ -1,7 +1,9 @@
 //! Rotary position embedding (`RoPE`, Su et al. 2021, arXiv 2104.09864), with the context extensions that GGUF files
 //! describe.
 
-use crate::Position;
+use std::ops::Range;
+
+use crate::{ModelSpec, Position};
 
 /// Which elements of a head form a rotated pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,6 +234,47 @@ impl Rotation {
     }
 }
 
+/// The rows of the RoPE cos/sin tables of a device: one for each position of text; in models with RoPE sections these are followed
+/// by one for each input of the largest step, for positions whose components differ. An input has the same row in all tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RopeRows {
+    /// Positions of text.
+    pub n_positions: usize,
+    /// Rows of inputs; 0 in models without RoPE sections.
+    pub n_inputs: usize,
+}
+
+impl RopeRows {
+    /// The rows for the positions of text below `n_positions` and steps of at most `n_tokens` inputs of `spec`.
+    pub fn new(spec: &ModelSpec, n_positions: usize, n_tokens: usize) -> Self {
+        let has_sections = spec.ropes().iter().any(|rope| rope.sections.is_some());
+        Self { n_positions, n_inputs: if has_sections { n_tokens } else { 0 } }
+    }
+
+    /// Number of rows. Saturates.
+    pub fn n_rows(self) -> usize {
+        self.n_positions.saturating_add(self.n_inputs)
+    }
+
+    /// The row for input `i` of a step, which has this position.
+    pub fn row(self, i: usize, position: Position) -> u32 {
+        if self.is_own(position) { (self.n_positions + i) as u32 } else { position.0[0] }
+    }
+
+    /// Whether an input with this position has a row of its own, as those of text have none for it.
+    fn is_own(self, position: Position) -> bool {
+        self.n_inputs > 0 && !position.is_of_text()
+    }
+
+    /// The inputs whose rows a step has to write, given the positions of all: from the first one that has a row of its own to the
+    /// last. Empty in most steps.
+    pub fn inputs_to_write(self, positions: &[Position]) -> Range<usize> {
+        let own = |position: &Position| self.is_own(*position);
+        let first = positions.iter().position(own).unwrap_or(0);
+        first..positions.iter().rposition(own).map_or(first, |last| last + 1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,6 +305,20 @@ mod tests {
         let (f, _) = Rope { sections, ..rope(RopeScaling::None) }.frequencies(None);
         let (all, _) = rope(RopeScaling::None).frequencies(None);
         assert_eq!((&f[..3], f[3]), (&all[..3], 0.0));
+    }
+
+    #[test]
+    fn positions_with_different_components_have_rows_behind_those_of_text() {
+        let spec = |name| ModelSpec::from_metadata(&crate::ModelShape::custom(name).unwrap().metadata()).unwrap();
+        let positions = [[3; 3], [4, 4, 5], [6; 3], [4, 5, 4], [7; 3]].map(Position);
+        let of = |rows: RopeRows| {
+            let row = |(i, position): (usize, &Position)| rows.row(i, *position);
+            let found: Vec<_> = positions.iter().enumerate().map(row).collect();
+            (rows.n_rows(), found, rows.inputs_to_write(&positions))
+        };
+        assert_eq!(of(RopeRows::new(&spec("qwen2vl"), 100, 8)), (108, vec![3, 101, 6, 103, 7], 1..4));
+        assert_eq!(of(RopeRows::new(&spec("llama"), 100, 8)), (100, vec![3, 4, 6, 4, 7], 0..0));
+        assert_eq!(RopeRows::new(&spec("qwen2vl"), 100, 8).inputs_to_write(&positions[2..3]), 0..0);
     }
 
     #[test]

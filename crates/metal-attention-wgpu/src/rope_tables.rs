@@ -4,7 +4,7 @@
 //! follow, which a step with positions of different components fills ([`RopeTables::write_rows`]); all tables have them then,
 //! as an input has the same row in each.
 
-use metal_attention_model::{Capacity, ModelSpec, Position, Rope, Rotation, Weights};
+use metal_attention_model::{Capacity, ModelSpec, Position, Rope, RopeRows, Rotation, Weights};
 use wgpu::Buffer;
 
 use crate::parts::UNROTATED_ELEMENTS;
@@ -16,10 +16,8 @@ pub(super) struct RopeTables {
     /// The rotations with their tables, F32 `[n_positions + input rows, n_rot / 2, 2]`. A layer without RoPE has a table of
     /// angles 0, as the fast attention kernels always rotate.
     tables: Vec<(Option<Rope>, Option<Rotation>, Buffer)>,
-    /// Positions of text.
-    n_positions: usize,
-    /// Whether rows of inputs follow.
-    has_input_rows: bool,
+    /// Their rows.
+    rows: RopeRows,
 }
 
 impl RopeTables {
@@ -31,23 +29,23 @@ impl RopeTables {
         capacity: Capacity,
         n_tokens: usize,
     ) -> Result<Self, WgpuError> {
-        let (n_positions, input_rows) = (capacity.n_positions(), input_rows(spec, n_tokens));
+        let rows = RopeRows::new(spec, capacity.n_positions(), n_tokens);
         let table = |rope: Option<Rope>| {
             let rotation = rope.map(|rope| rope.rotation(weights.rope_factors(&rope, capacity.n_ctx)));
             let mut table = match &rotation {
-                Some(rotation) => rotation.table(n_positions),
-                None => [1.0, 0.0].repeat(n_positions * UNROTATED_ELEMENTS / 2),
+                Some(rotation) => rotation.table(rows.n_positions),
+                None => [1.0, 0.0].repeat(rows.n_positions * UNROTATED_ELEMENTS / 2),
             };
-            table.extend([1.0, 0.0].repeat(input_rows * n_rot(rope.as_ref()) / 2));
+            table.extend([1.0, 0.0].repeat(rows.n_inputs * n_rot(rope.as_ref()) / 2));
             Ok((rope, rotation, gpu.upload("the RoPE table", &table)?))
         };
         let tables = distinct_ropes(spec).into_iter().map(table).collect::<Result<_, WgpuError>>()?;
-        Ok(Self { tables, n_positions, has_input_rows: input_rows > 0 })
+        Ok(Self { tables, rows })
     }
 
     /// Bytes of the tables.
     pub(super) fn bytes(spec: &ModelSpec, capacity: Capacity, n_tokens: usize) -> u64 {
-        let n_rows = capacity.n_positions().saturating_add(input_rows(spec, n_tokens)) as u64;
+        let n_rows = RopeRows::new(spec, capacity.n_positions(), n_tokens).n_rows() as u64;
         let row = distinct_ropes(spec).iter().map(|rope| 4 * n_rot(rope.as_ref()) as u64).sum::<u64>();
         row.saturating_mul(n_rows)
     }
@@ -60,32 +58,25 @@ impl RopeTables {
 
     /// The row of the tables that rotates input `i` of a step, which is at `position`.
     pub(super) fn row(&self, i: usize, position: Position) -> u32 {
-        if self.has_input_rows && !position.is_of_text() { (self.n_positions + i) as u32 } else { position.0[0] }
+        self.rows.row(i, position)
     }
 
     /// Writes the rows of the inputs whose positions have different components. `positions`: those of all inputs of the next
     /// step.
     pub(super) fn write_rows(&self, gpu: &WgpuDevice, positions: &[Position]) {
-        let differ = |position: &&Position| !position.is_of_text();
-        let Some(first) = positions.iter().position(|position| differ(&position)).filter(|_| self.has_input_rows)
-        else {
+        let inputs = self.rows.inputs_to_write(positions);
+        if inputs.is_empty() {
             return;
-        };
-        let n = positions[first..].iter().rposition(|position| differ(&position)).map_or(0, |last| last + 1);
+        }
+        let first_row = (self.rows.n_positions + inputs.start) as u64;
         for (_, rotation, table) in &self.tables {
             let Some(rotation) = rotation else { continue };
-            let rows = positions[first..][..n].iter().flat_map(|&position| rotation.cos_sin(position));
+            let rows = positions[inputs.clone()].iter().flat_map(|&position| rotation.cos_sin(position));
             let rows: Vec<f32> = rows.flatten().collect();
             let row_bytes = 8 * rotation.frequencies.len() as u64;
-            gpu.write_at(table, (self.n_positions + first) as u64 * row_bytes, bytemuck::cast_slice(&rows));
+            gpu.write_at(table, first_row * row_bytes, bytemuck::cast_slice(&rows));
         }
     }
-}
-
-/// Rows of each table for the inputs of a step of at most `n_tokens`.
-fn input_rows(spec: &ModelSpec, n_tokens: usize) -> usize {
-    let has_sections = distinct_ropes(spec).iter().flatten().any(|rope| rope.sections.is_some());
-    if has_sections { n_tokens } else { 0 }
 }
 
 /// Elements of a row of the table of a rotation.

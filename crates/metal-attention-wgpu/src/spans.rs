@@ -7,7 +7,7 @@
 //! last seen   of each layer a list of the last input that each input attends to, which prefill attention reads
 //! ```
 
-use metal_attention_model::{BatchToken, ModelSpec, Position, Step, StepSpan};
+use metal_attention_model::{ModelSpec, Position, Step};
 use wgpu::Buffer;
 
 use crate::activations::Activations;
@@ -83,10 +83,13 @@ impl Spans {
         step: &Step,
     ) -> Result<(), WgpuError> {
         self.write_last_seen(gpu, spec, step);
-        let Some(inputs) = &step.inputs else { return Ok(()) };
+        if step.inputs.is_none() {
+            return Ok(());
+        }
         let n_embd = spec.n_embd;
-        for span in &inputs.spans {
-            gpu.write_at(&scratch.x, 4 * (first_input(step, span) * n_embd) as u64, bytemuck::cast_slice(&span.rows));
+        let spans: Vec<_> = step.spans().collect();
+        for (first, span) in &spans {
+            gpu.write_at(&scratch.x, 4 * (first * n_embd) as u64, bytemuck::cast_slice(&span.rows));
         }
         let positions: Vec<Position> = step.tokens.iter().map(|token| step.position(token)).collect();
         self.rope.write_rows(gpu, &positions);
@@ -97,9 +100,9 @@ impl Spans {
                 self.deepstack.push(rows);
             }
             let mut rows = vec![0.0_f32; step.tokens.len() * n_embd];
-            for span in &inputs.spans {
+            for (first, span) in &spans {
                 if let Some(added) = span.deepstack.get(layer) {
-                    rows[first_input(step, span) * n_embd..][..added.len()].copy_from_slice(added);
+                    rows[first * n_embd..][..added.len()].copy_from_slice(added);
                 }
             }
             gpu.write(&self.deepstack[layer], &rows);
@@ -132,12 +135,6 @@ impl Spans {
 pub(super) fn n_deepstack(step: &Step) -> usize {
     let spans = step.inputs.iter().flat_map(|inputs| &inputs.spans);
     spans.map(|span| span.deepstack.len()).max().unwrap_or(0)
-}
-
-/// The index of the first input of `span` in its step. The others follow it.
-fn first_input(step: &Step, span: &StepSpan) -> usize {
-    let is_first = |token: &BatchToken| token.seq == span.seq && token.pos == span.indices.start;
-    step.tokens.iter().position(is_first).expect("a step has the inputs of its spans")
 }
 
 /// Words of a layer's list.

@@ -52,8 +52,7 @@ impl PromptSpan {
 
     /// By how much the position of the text behind the span exceeds that which text would have at its first row.
     fn advance(&self) -> usize {
-        let largest = self.content.positions.iter().flat_map(|position| position.0).max();
-        largest.map_or(self.inputs.len(), |largest| (largest as usize).saturating_add(1))
+        Position::advance(&self.content.positions, self.inputs.len()) as usize
     }
 }
 

@@ -33,6 +33,15 @@ impl Step {
         }
     }
 
+    /// The spans, each with the index of its first input in the step. Its other inputs follow that one.
+    pub fn spans(&self) -> impl Iterator<Item = (usize, &StepSpan)> {
+        self.inputs.iter().flat_map(|inputs| &inputs.spans).map(|span| {
+            let is_first = |token: &BatchToken| token.seq == span.seq && token.pos == span.indices.start;
+            let first = self.tokens.iter().position(is_first);
+            (first.expect("a step has the inputs of its spans"), span)
+        })
+    }
+
     /// Number of output tokens.
     pub fn n_outputs(&self) -> usize {
         n_outputs(&self.tokens)
