@@ -164,6 +164,7 @@ fn ctrl_c_interrupts_prefill_and_decode() {
                 prompt,
                 "-n",
                 "100000",
+                "--ignore-eos",
                 "--ubatch-size",
                 "8",
             ];
