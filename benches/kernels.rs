@@ -1,10 +1,8 @@
 //! Benchmark of single kernels of the CPU, matrix products and attention: `cargo bench --bench kernels`. Each is measured in a
-//! model of one layer that spends almost all its time in the kernel. `cargo bench --bench kernels -- types` prints a table of
-//! all tensor types instead. Those of a GPU are in `crates/metal-attention-wgpu/benches/`.
+//! model of one layer that spends almost all its time in the kernel. `tensor_types` measures every tensor type. The benchmark of
+//! a GPU's kernels is in `crates/metal-attention-wgpu/benches/`.
 
 mod support;
-#[path = "kernels/types.rs"]
-mod types;
 
 use std::path::Path;
 
@@ -15,9 +13,6 @@ use metal_attention::{BatchToken, Device, EngineOptions, Model};
 const TYPES: [&str; 4] = ["q4_0", "q8_0", "q4_k", "q6_k"];
 
 fn main() {
-    if support::is_benchmark_run() && std::env::args().any(|arg| arg == "types") {
-        return types::table();
-    }
     let Some(mut criterion) = support::criterion() else { return };
     let folder = tempfile::tempdir().expect("a folder for temporary files");
     cpu_products(&mut criterion, folder.path());

@@ -6,14 +6,11 @@ use std::process::Command;
 use criterion::Criterion;
 use metal_attention::Model;
 
-/// Whether `cargo bench` runs this program. `cargo test --benches` runs it, too, and should not take minutes.
-pub fn is_benchmark_run() -> bool {
-    std::env::args().any(|arg| arg == "--bench")
-}
-
-/// Criterion with the flags of the command line; `None` unless [`is_benchmark_run`].
+/// Criterion with the flags of the command line, if `cargo bench` runs this program. `cargo test --benches` runs it, too, and
+/// should not take minutes.
 pub fn criterion() -> Option<Criterion> {
-    is_benchmark_run().then(|| Criterion::default().sample_size(20).configure_from_args())
+    let benchmark = std::env::args().any(|arg| arg == "--bench");
+    benchmark.then(|| Criterion::default().sample_size(20).configure_from_args())
 }
 
 /// Writes a model with `metal-attention synth ARGS` to `folder`, and opens it.

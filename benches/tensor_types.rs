@@ -1,4 +1,5 @@
-//! A table of the times of matrix products with every tensor type, on every instruction set that this CPU has.
+//! A table of the times of matrix products with every tensor type, on every instruction set that this CPU has, on one thread:
+//! `cargo bench --bench tensor_types`. Names of types restrict it to these: `cargo bench --bench tensor_types -- q4_k iq4_xs`.
 
 use std::time::Duration;
 
@@ -14,9 +15,12 @@ const TOKENS: [usize; 3] = [1, 4, 64];
 /// The duration of a measurement.
 const TIME: Duration = Duration::from_millis(100);
 
-/// Prints the microseconds of a product on one thread, and for one token the ratio to the time of `Q4_0`. Names of types
-/// among the arguments restrict the table to these.
-pub fn table() {
+/// Prints the microseconds of a product, and for one token the ratio to the time of `Q4_0`.
+fn main() {
+    // `cargo test --benches` runs this program, too, and should not take minutes.
+    if !std::env::args().any(|arg| arg == "--bench") {
+        return;
+    }
     let selected = |ty: &TensorType| std::env::args().any(|arg| arg.eq_ignore_ascii_case(ty.name()));
     let all = !TensorType::ALL.iter().any(selected);
     for isa in CpuIsa::available() {
