@@ -337,7 +337,7 @@ impl CudaExecutor {
         }
         self.read_results(n_outputs, output, results)?;
         if let (Some(timers), Some(profiler)) = (self.runner.timers.take(), profiler) {
-            profiler.add_step(timers.step(step.phase, tokens.len())?);
+            profiler.add_step(timers.begin, timers.step(step.phase, tokens.len())?);
         }
         gpu.watch().advance((tokens.len() * self.spec.n_layer()) as u64);
         Ok(())

@@ -1,6 +1,6 @@
 //! [`Timers`]: times each kernel of a micro-batch with CUDA events, for a profile.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUevent, CUstream};
 use metal_attention_model::{KernelTime, Phase, ProfiledStep};
@@ -17,6 +17,8 @@ without a profile kernels are sent together and overlap";
 pub(crate) struct Timers {
     /// The stream of the kernels.
     stream: CUstream,
+    /// When the timers were made, before the first launch.
+    pub(crate) begin: Instant,
     /// Each kernel's name with its label, and the events before and after it.
     runs: Vec<(String, [CUevent; 2])>,
 }
@@ -36,7 +38,7 @@ impl Drop for Timers {
 impl Timers {
     /// Timers without any kernels yet.
     pub(crate) fn new(gpu: &CudaDevice) -> Self {
-        Self { stream: gpu.stream(), runs: Vec::new() }
+        Self { stream: gpu.stream(), begin: Instant::now(), runs: Vec::new() }
     }
 
     /// Creates an event and records it in the stream.

@@ -171,12 +171,12 @@ impl Profiler {
         step.time = (self.mark - self.started).saturating_sub(step.start);
     }
 
-    /// Adds a step that was timed elsewhere; its times count from its start, which is now.
-    pub fn add_step(&mut self, mut step: ProfiledStep) {
-        let now = self.started.elapsed();
-        step.start += now;
+    /// Adds a step that was timed elsewhere; its times count from `begin`.
+    pub fn add_step(&mut self, begin: Instant, mut step: ProfiledStep) {
+        let begin = begin.saturating_duration_since(self.started);
+        step.start += begin;
         for run in &mut step.kernels {
-            run.start += now;
+            run.start += begin;
         }
         self.profile.steps.push(step);
     }

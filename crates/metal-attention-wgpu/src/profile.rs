@@ -1,6 +1,6 @@
 //! Profiles: the time of each kernel of a batch, from the GPU's timestamps.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metal_attention_model::{BatchKind, KernelTime, ProfiledStep, Profiler, Step};
 use wgpu::{
@@ -51,6 +51,7 @@ impl WgpuExecutor {
             |start: u64, end: u64| Duration::from_secs_f64(end.saturating_sub(start) as f64 * f64::from(period) * 1e-9);
         let whole = self.time_passes(evaluated, size, &[&dispatches[..]])?[0];
         let apart: Vec<&[Dispatch]> = dispatches.chunks(1).collect();
+        let begin = Instant::now();
         let ticks = self.time_passes(evaluated, size, &apart)?;
         let first = ticks.first().map_or(0, |t| t[0]);
         let kernel = |(dispatch, &[start, end]): (&Dispatch, &Ticks)| KernelTime {
@@ -66,7 +67,7 @@ impl WgpuExecutor {
             time: since(whole[0], whole[1]),
             kernels: dispatches.iter().zip(&ticks).map(kernel).collect(),
         };
-        profiler.add_step(step);
+        profiler.add_step(begin, step);
         Ok(())
     }
 
