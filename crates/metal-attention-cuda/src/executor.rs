@@ -53,6 +53,7 @@ use crate::decode_steps::DecodeGraph;
 use crate::device::Readback;
 use crate::exchange::{AbortFlag, Exchange};
 use crate::ids::ChosenIds;
+use crate::inputs::{SpanInputs, upload_query_tiles};
 use crate::kernels::Kernels;
 use crate::kv_cache::CudaKvCache;
 use crate::matrix::{CudaMatrix, packed_bytes};
@@ -311,8 +312,8 @@ impl CudaExecutor {
         } else {
             // With one token of each sequence, attention has the kernels of decode steps, which need no query tiles.
             let is_decode_phase = Phase::of(tokens) == Phase::Decode;
-            let n_query_tiles = if is_decode_phase { 0 } else { self.upload_query_tiles(&lists[0])? };
-            let spans = self.upload_spans(step, (seen, lists))?;
+            let n_query_tiles = if is_decode_phase { 0 } else { upload_query_tiles(&lists[0], &self.runner.buffers)? };
+            let spans = SpanInputs::new(step, seen, lists);
             let size = MicroBatchSize { n_tokens: tokens.len(), n_outputs, n_query_tiles, runs, output };
             let mut reader = match trace {
                 Some(trace) => TraceReader::new(&gpu, &mut self.trace_readback, trace, tokens, self.spec.n_embd)?,

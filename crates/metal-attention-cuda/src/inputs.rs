@@ -3,16 +3,14 @@
 //! All uploads are in the order of the stream: kernels that are launched next read them, kernels in flight still read the old
 //! ones.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use metal_attention_model::{LastSeen, Step, StepInputs, StepSpan};
 
 use crate::CudaError;
+use crate::activations::Activations;
 use crate::args::{QueryTileArgs, TokenArgs};
-use crate::device::{CudaBuffer, CudaDevice};
 use crate::executor::CudaExecutor;
-use crate::slice::DevicePtr;
 
 /// Most tokens of a query tile: the queries of one sequence that a block of `prefill_attention.cu` processes.
 const QUERY_TILE_TOKENS: usize = 64;
@@ -23,45 +21,49 @@ pub(crate) struct SpanInputs {
     inputs: Arc<StepInputs>,
     /// The index of the first input of each span in the micro-batch.
     first: Vec<usize>,
-    /// The tokens of each list of last indices; `None`: all layers have the list that was uploaded for the micro-batch.
-    lists: Option<TokenLists>,
-}
-
-/// The tokens and query tiles of a micro-batch, once for each list of [`LastSeen`].
-struct TokenLists {
+    /// The list of each layer.
     seen: LastSeen,
-    /// `[n_lists, n_tokens]`.
-    tokens: CudaBuffer,
-    n_tokens: usize,
-    /// The tiles of all lists.
-    tiles: CudaBuffer,
-    /// The tiles of each list.
-    tiles_of_list: Vec<Range<usize>>,
+    /// The tokens of each list, `[n_lists][n_tokens]`.
+    lists: Vec<Vec<TokenArgs>>,
 }
 
 impl SpanInputs {
+    /// The spans of a step, with what [`CudaExecutor::upload_tokens`] has returned; `None` in a step of token ids alone whose layers
+    /// have one list.
+    pub(crate) fn new(step: &Step, seen: LastSeen, lists: Vec<Vec<TokenArgs>>) -> Option<Self> {
+        if step.inputs.is_none() && lists.len() == 1 {
+            return None;
+        }
+        let first = step.spans().map(|(first, _)| first).collect();
+        Some(Self { inputs: step.inputs.clone().unwrap_or_default(), first, seen, lists })
+    }
+
     /// The spans, each with the index of its first input in the micro-batch.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &StepSpan)> {
         self.first.iter().copied().zip(&self.inputs.spans)
     }
 
-    /// The tokens that layer `layer` reads, if they are not those of the micro-batch.
-    pub(crate) fn tokens(&self, layer: usize) -> Option<DevicePtr<TokenArgs>> {
-        let lists = self.lists.as_ref()?;
-        Some(lists.tokens.slice().skip(lists.seen.list_of(layer) * lists.n_tokens).ptr())
+    /// The index of the list of tokens that layer `layer` reads. The first list is uploaded with the micro-batch.
+    pub(crate) fn list_of(&self, layer: usize) -> usize {
+        self.seen.list_of(layer)
     }
 
-    /// The query tiles that layer `layer` reads, if they are not those of the micro-batch, and their number.
-    pub(crate) fn query_tiles(&self, layer: usize) -> Option<(DevicePtr<QueryTileArgs>, usize)> {
-        let lists = self.lists.as_ref()?;
-        let tiles = &lists.tiles_of_list[lists.seen.list_of(layer)];
-        Some((lists.tiles.slice().skip(tiles.start).ptr(), tiles.len()))
+    /// Uploads a list of tokens in place of the one before, and its query tiles if the micro-batch has any. Returns their number.
+    /// Memory for all lists is not allocated, since an allocation may wait for other ranks, which wait for this one within a step.
+    pub(crate) fn upload_list(
+        &self,
+        list: usize,
+        n_query_tiles: usize,
+        buffers: &Activations,
+    ) -> Result<usize, CudaError> {
+        buffers.tokens.write(0, bytemuck::cast_slice(&self.lists[list]))?;
+        if n_query_tiles > 0 { upload_query_tiles(&self.lists[list], buffers) } else { Ok(0) }
     }
 }
 
 impl CudaExecutor {
-    /// Uploads the tokens of a step, the indices of its output tokens, and the RoPE rows of positions that have their own. Returns the lists of last indices and the tokens of each,
-    /// `[n_lists][n_tokens]`; those of the first list are the ones that were uploaded.
+    /// Uploads the tokens of a step, the indices of its output tokens, and the RoPE rows of positions that have their own. Returns the
+    /// lists of last indices and the tokens of each, `[n_lists][n_tokens]`; those of the first list are the ones that were uploaded.
     pub(crate) fn upload_tokens(&self, step: &Step) -> Result<(LastSeen, Vec<Vec<TokenArgs>>), CudaError> {
         let positions: Vec<_> = step.tokens.iter().map(|token| step.position(token)).collect();
         let ropes = &self.runner.weights.ropes;
@@ -86,44 +88,13 @@ impl CudaExecutor {
         self.runner.buffers.output_rows.write(0, bytemuck::cast_slice(&outputs))?;
         Ok((seen, lists))
     }
-
-    /// Uploads the query tiles of `tokens` for prefill attention. Returns their number.
-    pub(crate) fn upload_query_tiles(&self, tokens: &[TokenArgs]) -> Result<usize, CudaError> {
-        let tiles = query_tiles(tokens);
-        self.runner.buffers.query_tiles.write(0, bytemuck::cast_slice(&tiles))?;
-        Ok(tiles.len())
-    }
-
-    /// The spans of a step, with what [`upload_tokens`](Self::upload_tokens) has returned; `None` in a step of token ids alone whose
-    /// layers have one list.
-    pub(crate) fn upload_spans(
-        &self,
-        step: &Step,
-        (seen, lists): (LastSeen, Vec<Vec<TokenArgs>>),
-    ) -> Result<Option<SpanInputs>, CudaError> {
-        if step.inputs.is_none() && lists.len() == 1 {
-            return Ok(None);
-        }
-        let inputs = step.inputs.clone().unwrap_or_default();
-        let first = step.spans().map(|(first, _)| first).collect();
-        let lists = if lists.len() > 1 { Some(TokenLists::new(&self.runner.gpu, seen, &lists)?) } else { None };
-        Ok(Some(SpanInputs { inputs, first, lists }))
-    }
 }
 
-impl TokenLists {
-    /// Uploads the lists, in buffers of their own, as steps with several are rare.
-    fn new(gpu: &Arc<CudaDevice>, seen: LastSeen, lists: &[Vec<TokenArgs>]) -> Result<Self, CudaError> {
-        let (mut tiles, mut tiles_of_list) = (Vec::new(), Vec::new());
-        for tokens in lists {
-            let start = tiles.len();
-            tiles.extend(query_tiles(tokens));
-            tiles_of_list.push(start..tiles.len());
-        }
-        let n_tokens = lists[0].len();
-        let tokens = gpu.upload("the tokens of a step", &lists.concat())?;
-        Ok(Self { seen, tokens, n_tokens, tiles: gpu.upload("the query tiles of a step", &tiles)?, tiles_of_list })
-    }
+/// Uploads the query tiles of `tokens` for prefill attention. Returns their number.
+pub(crate) fn upload_query_tiles(tokens: &[TokenArgs], buffers: &Activations) -> Result<usize, CudaError> {
+    let tiles = query_tiles(tokens);
+    buffers.query_tiles.write(0, bytemuck::cast_slice(&tiles))?;
+    Ok(tiles.len())
 }
 
 /// Cuts the runs of a micro-batch into query tiles, each of up to [`QUERY_TILE_TOKENS`] tokens. A sequence may have several runs,
@@ -148,6 +119,8 @@ fn query_tiles(tokens: &[TokenArgs]) -> Vec<QueryTileArgs> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     #[test]

@@ -29,7 +29,6 @@ use metal_attention_model::ModelSpec;
 
 use crate::CudaError;
 use crate::activations::Activations;
-use crate::args::{QueryTileArgs, TokenArgs};
 use crate::bounds::KernelArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::exchange::Exchange;
@@ -40,7 +39,6 @@ use crate::kv_cache::CudaKvCache;
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::profile::Timers;
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
-use crate::slice::DevicePtr;
 use crate::weights::CudaWeights;
 
 pub(crate) use matmul_few::max_few_tokens;
@@ -113,8 +111,8 @@ pub(crate) struct MicroBatch<'a> {
     pub(crate) recurrent: &'a CudaRecurrentStates,
     /// The sizes.
     pub(crate) size: MicroBatchSize,
-    /// The spans of embedding rows; `None`: all inputs are token ids, and all layers read the tokens that were
-    /// uploaded for the micro-batch.
+    /// The spans of embedding rows; `None`: all inputs are token ids, and all layers read the tokens that were uploaded for the
+    /// micro-batch.
     pub(crate) spans: Option<&'a SpanInputs>,
 }
 
@@ -131,7 +129,7 @@ impl ModelRunner {
         self.n_launches += 1;
         // SAFETY: this holds for all `args` that `runner/` and `parts/` make, which alone call this function:
         // - Each address is null, or of a buffer that the executor holds as long as this runner, or longer than the step: weights, caches,
-        //   `buffers`, and the lists of `SpanInputs`.
+        //   and `buffers`.
         // - The buffers have room for the largest micro-batch; `KernelArgs::bounds` states what a kernel touches, and debug builds check it.
         // - Indices in device memory were checked on the host before they were uploaded: pages, sequences and ids by `PageTable::check`, state
         //   slots by `CudaRecurrentStates::write`; positions by `PageTable::span_places` behind spans, and elsewhere they are indices.
@@ -162,23 +160,12 @@ impl ModelRunner {
         self.count_exchanges()
     }
 
-    /// The tokens that layer `layer` reads, `[n_tokens]`.
-    pub(crate) fn tokens(&self, batch: MicroBatch<'_>, layer: usize) -> DevicePtr<TokenArgs> {
-        batch.spans.and_then(|spans| spans.tokens(layer)).unwrap_or_else(|| self.buffers.tokens.ptr())
-    }
-
-    /// The query tiles that layer `layer` reads in prefill, and their number.
-    pub(crate) fn query_tiles(&self, batch: MicroBatch<'_>, layer: usize) -> (DevicePtr<QueryTileArgs>, usize) {
-        let of_spans = batch.spans.and_then(|spans| spans.query_tiles(layer));
-        of_spans.unwrap_or_else(|| (self.buffers.query_tiles.ptr(), batch.size.n_query_tiles))
-    }
-
     /// Launches all kernels of a micro-batch. Calls `before_layer` before the launches of each layer, with the layer's index and
     /// the residual stream, and with the number of layers after those of the last one. The device has written the residual
     /// stream only when its stream reaches that point.
     pub(crate) fn run(
         &mut self,
-        batch: MicroBatch<'_>,
+        mut batch: MicroBatch<'_>,
         mut before_layer: impl FnMut(usize, &CudaBuffer) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         if let Some(exchange) = &mut self.exchange {
@@ -186,8 +173,13 @@ impl ModelRunner {
         }
         let (spec, size) = (batch.spec, batch.size);
         self.embedding(batch)?;
+        let mut list = 0;
         for i in 0..spec.n_layer() {
             before_layer(i, &self.buffers.x)?;
+            if let Some(spans) = batch.spans.filter(|spans| spans.list_of(i) != list) {
+                list = spans.list_of(i);
+                batch.size.n_query_tiles = spans.upload_list(list, batch.size.n_query_tiles, &self.buffers)?;
+            }
             // Moved out, since a layer's weights are read while `self` is borrowed mutably for launches.
             let layers = std::mem::take(&mut self.weights.layers);
             let outcome = self.layer(batch, i, &layers[i]);

@@ -14,9 +14,7 @@ use metal_attention_model::{
 
 use crate::CudaError;
 use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, Widths, n_splits, widen};
-use crate::args::{
-    AttentionArgs, AttentionInputsArgs, GateArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs, QueryTileArgs,
-};
+use crate::args::{AttentionArgs, AttentionInputsArgs, GateArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs};
 use crate::kernels::{self, EntryPoint, of_cache};
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
@@ -367,7 +365,7 @@ impl ModelRunner {
         };
         let [k_cache, v_cache] = cache.layer_pages(i);
         let args = AttentionInputsArgs {
-            tokens: self.tokens(batch, i),
+            tokens: self.buffers.tokens.ptr(),
             pages: cache.page_table_of_layer(i),
             k_cache,
             v_cache,
@@ -429,7 +427,7 @@ impl ModelRunner {
         let follows_queries = matches!(a.gate, Some(CudaGate::InQueries));
         let args = AttentionArgs {
             inputs: a.inputs,
-            tokens: self.tokens(batch, i),
+            tokens: self.buffers.tokens.ptr(),
             pages: cache.page_table_of_layer(i),
             k_cache,
             v_cache,
@@ -470,7 +468,7 @@ impl ModelRunner {
             && !packed.is_null()
             && a.slopes.is_none()
         {
-            return self.prefill_attention(entry, &args, a, self.query_tiles(batch, i));
+            return self.prefill_attention(entry, &args, a, size.n_query_tiles);
         }
         match a.kernels {
             AttentionKernels::Paged if on_tensor_cores && a.head_dim <= 128 => {
@@ -541,10 +539,10 @@ impl ModelRunner {
         entry: EntryPoint<PrefillArgs>,
         base: &AttentionArgs,
         a: &CudaAttention,
-        (tiles, n_tiles): (DevicePtr<QueryTileArgs>, usize),
+        n_query_tiles: usize,
     ) -> Result<(), CudaError> {
         let args = PrefillArgs {
-            tiles,
+            tiles: self.buffers.query_tiles.ptr(),
             pages: base.pages,
             k_cache: base.k_cache.cast(),
             v_cache: base.v_cache.cast(),
@@ -562,7 +560,7 @@ impl ModelRunner {
             gate: base.gate,
         };
         let shared = 2 * 2 * 2 * 64 * (a.head_dim + 8);
-        let grid = LaunchGrid { blocks: [n_tiles, a.n_head, 1], threads: 128, shared };
+        let grid = LaunchGrid { blocks: [n_query_tiles, a.n_head, 1], threads: 128, shared };
         self.launch(entry, "", grid, &args)
     }
 }

@@ -186,7 +186,7 @@ impl ModelRunner {
         let spec = &w.spec;
         let [cache, _] = batch.cache.layer_pages(i);
         let args = LatentInputsArgs {
-            tokens: self.tokens(batch, i),
+            tokens: self.buffers.tokens.ptr(),
             pages: batch.cache.page_table_of_layer(i),
             cache,
             q: q.ptr(),
@@ -222,7 +222,7 @@ impl ModelRunner {
         let head_blocks = spec.n_head.div_ceil(HEADS);
         let splits = n_splits(n, head_blocks);
         let args = LatentAttentionArgs {
-            tokens: self.tokens(batch, i),
+            tokens: self.buffers.tokens.ptr(),
             pages: batch.cache.page_table_of_layer(i),
             cache,
             queries: queries.ptr(),
