@@ -3,14 +3,18 @@
 //! numbers of exchanges that wrap around.
 //!
 //! All ranks have to have the same bits. The tests need several devices with access to each other's memory.
+//!
+//! Kernels wait for those of other ranks, and calls such as an allocation or the first use of a kernel may wait for all kernels of
+//! a device. So all ranks prepare, then all launch, then all read; and one test has the devices at a time.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metal_attention_model::Watch;
 
 use super::{Expected, assert_close, device, launch, poisoned, random, read};
 use crate::CudaDevice;
 use crate::args::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_RANKS};
+use crate::bounds::KernelArgs;
 use crate::device::{CudaBuffer, cuda_summaries};
 use crate::exchange::{AbortFlag, CHUNK};
 use crate::kernels::{self, EntryPoint};
@@ -21,8 +25,12 @@ use crate::slice::DevicePtr;
 const N_WORDS: usize = 3001;
 const N_CHUNKS: usize = 4;
 
+/// Held by the test that has the devices.
+static DEVICES: Mutex<()> = Mutex::new(());
+
 /// The ranks' devices and mailboxes.
 struct Ranks {
+    _devices: MutexGuard<'static, ()>,
     gpus: Vec<Arc<CudaDevice>>,
     mailboxes: Vec<CudaBuffer>,
     done: Vec<CudaBuffer>,
@@ -37,6 +45,7 @@ impl Ranks {
             metal_attention_testing::skip(&format!("no {n} CUDA devices"));
             return None;
         }
+        let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let gpus: Vec<_> = (0..n).map(|i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap())).collect();
         for from in &gpus {
             for to in gpus.iter().filter(|to| !Arc::ptr_eq(from, to)) {
@@ -50,7 +59,7 @@ impl Ranks {
         let mailboxes = gpus.iter().map(|gpu| gpu.zeros("mailboxes", bytes as u64).unwrap()).collect();
         let done = gpus.iter().map(|gpu| gpu.upload("mailboxes", &[exchanges_done]).unwrap()).collect();
         let abort = AbortFlag::new(&gpus[0]).unwrap();
-        Some(Self { gpus, mailboxes, done, abort })
+        Some(Self { _devices: devices, gpus, mailboxes, done, abort })
     }
 
     fn n(&self) -> usize {
@@ -69,6 +78,14 @@ impl Ranks {
             n_words: N_WORDS as u32,
             n_chunks: N_CHUNKS as u32,
         }
+    }
+
+    /// Loads a kernel on all devices.
+    fn load<A: KernelArgs>(&self, entry: EntryPoint<A>) {
+        self.gpus.iter().for_each(|gpu| {
+            gpu.bind().unwrap();
+            gpu.kernel(entry).unwrap();
+        });
     }
 
     /// Runs `of_rank` for each rank at the same time. The results, by rank.
@@ -111,34 +128,40 @@ fn check_sums(
     grid: impl Fn(usize) -> LaunchGrid + Sync,
     rounds: bool,
 ) {
+    ranks.load(entry);
+    ranks.load(kernels::COUNT_EXCHANGES);
     for step in 0..2 {
         let scale = [0.75f32, -2.0][step];
         let number = |i: usize| step * lengths.len() + i;
         let before = |i: usize, n: usize| random((500 + number(i)) as u64, n);
-        let results = ranks.on_all(|rank, gpu| {
-            // Launched one after the other, and read afterwards, so that ranks may be ahead of each other.
-            let launched: Vec<_> = lengths
-                .iter()
-                .enumerate()
-                .map(|(i, &n)| {
-                    let add = number(i).is_multiple_of(2);
-                    let part = gpu.upload("terms", &terms(rank, number(i), n)).unwrap();
-                    let out = if add { gpu.upload("sums", &before(i, n)).unwrap() } else { poisoned(gpu, n) };
-                    let args = AllReduceArgs {
-                        exchange: ranks.args(rank),
-                        part: part.ptr(),
-                        out: out.ptr(),
-                        n: n as u32,
-                        add: u32::from(add),
-                        scale,
-                        exchanges_before: i as u32,
-                    };
-                    launch(gpu, entry, grid(n), &args);
-                    (part, out)
-                })
-                .collect();
+        let adds = |i: usize| number(i).is_multiple_of(2);
+        let buffers = ranks.on_all(|rank, gpu| {
+            let buffers = lengths.iter().enumerate().map(|(i, &n)| {
+                let part = gpu.upload("terms", &terms(rank, number(i), n)).unwrap();
+                let out = if adds(i) { gpu.upload("sums", &before(i, n)).unwrap() } else { poisoned(gpu, n) };
+                (part, out)
+            });
+            buffers.collect::<Vec<_>>()
+        });
+        // Launched one after the other, so that ranks may be ahead of each other.
+        ranks.on_all(|rank, gpu| {
+            for (i, (&n, (part, out))) in lengths.iter().zip(&buffers[rank]).enumerate() {
+                let args = AllReduceArgs {
+                    exchange: ranks.args(rank),
+                    part: part.ptr(),
+                    out: out.ptr(),
+                    n: n as u32,
+                    add: u32::from(adds(i)),
+                    scale,
+                    exchanges_before: i as u32,
+                };
+                launch(gpu, entry, grid(n), &args);
+            }
             ranks.count(rank, lengths.len());
-            launched.iter().zip(lengths).map(|((_, out), n)| read::<f32>(gpu, out, *n)).collect::<Vec<_>>()
+        });
+        let results = ranks.on_all(|rank, gpu| {
+            let sums = buffers[rank].iter().zip(lengths);
+            sums.map(|((_, out), &n)| read::<f32>(gpu, out, n)).collect::<Vec<_>>()
         });
         ranks.abort.check().unwrap();
         for (i, &n) in lengths.iter().enumerate() {
@@ -149,7 +172,7 @@ fn check_sums(
                 .map(|at| {
                     let sum: f64 = all.iter().map(|terms| f64::from(terms[at])).sum();
                     let size: f64 = all.iter().map(|terms| f64::from(terms[at]).abs()).sum();
-                    let old = if number(i).is_multiple_of(2) { f64::from(before[at]) } else { 0.0 };
+                    let old = if adds(i) { f64::from(before[at]) } else { 0.0 };
                     // Half a unit in the last place of F16, of terms and of sums; and a few of F32.
                     let of = if rounds { 2.0 / 2048.0 } else { 0.0 } + 3e-7;
                     let error = of * size * f64::from(scale).abs() + 1e-7 * old.abs();
@@ -210,25 +233,28 @@ fn all_gathers() {
             first += *width as u32;
         }
         let what = format!("{n_rows} rows of {widths:?}");
+        ranks.load(kernels::ALL_GATHER);
+        ranks.load(kernels::COUNT_EXCHANGES);
         for step in 0..3 {
             let whole = random(60 + step, n_rows * stride);
-            let results = ranks.on_all(|rank, gpu| {
+            let buffers = ranks.on_all(|rank, gpu| {
                 let own = first_columns[rank] as usize..first_columns[rank + 1] as usize;
                 let rows: Vec<f32> = whole
                     .iter()
                     .enumerate()
                     .map(|(i, v)| if own.contains(&(i % stride)) { *v } else { f32::NAN })
                     .collect();
-                let buffer = gpu.upload("rows", &rows).unwrap();
-                let (n_rows, stride, exchange) = (n_rows as u32, stride as u32, ranks.args(rank));
-                let args =
-                    AllGatherArgs { exchange, rows: buffer.ptr(), n_rows, stride, first_columns, exchanges_before: 0 };
-                let grid = LaunchGrid { blocks: [2, 1, 1], threads: 256, shared: 0 };
-                let kernel = kernels::ALL_GATHER;
-                launch(gpu, kernel, grid, &args);
-                ranks.count(rank, 1);
-                read::<f32>(gpu, &buffer, rows.len())
+                gpu.upload("rows", &rows).unwrap()
             });
+            ranks.on_all(|rank, gpu| {
+                let (n_rows, stride, exchange) = (n_rows as u32, stride as u32, ranks.args(rank));
+                let rows = buffers[rank].ptr();
+                let args = AllGatherArgs { exchange, rows, n_rows, stride, first_columns, exchanges_before: 0 };
+                let grid = LaunchGrid { blocks: [2, 1, 1], threads: 256, shared: 0 };
+                launch(gpu, kernels::ALL_GATHER, grid, &args);
+                ranks.count(rank, 1);
+            });
+            let results = ranks.on_all(|rank, gpu| read::<f32>(gpu, &buffers[rank], whole.len()));
             ranks.abort.check().unwrap();
             for (rank, got) in results.iter().enumerate() {
                 for (i, v) in got.iter().enumerate() {
