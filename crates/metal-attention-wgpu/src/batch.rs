@@ -27,16 +27,21 @@ impl InputPlace {
 /// The words of the batch buffer without page tables, `[1 + 2 n_tokens, 4]`. The first row is (number of tokens, number
 /// of output tokens, 0, 0). Each token has two rows: (id, index in the sequence, sequence, w), where `w` in the row of token `i` is
 /// the index of the `i`-th output token, one with [`BatchToken::output`] set; and (row of the RoPE tables, position, whether its
-/// embedding is given, 0), as `place(i)` returns. Kernels that use the KV cache need a [`BatchBuffer`].
+/// embedding is given), as `place(i)` returns, and the index behind the last token of its run: of tokens of its sequence that
+/// follow each other here and there. Kernels that use the KV cache need a [`BatchBuffer`].
 pub fn batch_words_at(tokens: &[BatchToken], place: impl Fn(usize) -> InputPlace) -> Vec<[u32; 4]> {
     let outputs: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.output).map(|(i, _)| i).collect();
     let mut words = Vec::with_capacity(1 + 2 * tokens.len());
     words.push([tokens.len() as u32, outputs.len() as u32, 0, 0]);
-    words.extend(tokens.iter().enumerate().flat_map(|(i, t)| {
-        let InputPlace { rope_row, position, has_row } = place(i);
-        let output = outputs.get(i).copied().unwrap_or(0);
-        [[t.id, t.pos as u32, t.seq as u32, output], [rope_row, position, has_row.into(), 0]]
-    }));
+    for run in tokens.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
+        let first = words.len() / 2;
+        let end = (first + run.len()) as u32;
+        words.extend(run.iter().zip(first..).flat_map(|(t, i)| {
+            let InputPlace { rope_row, position, has_row } = place(i);
+            let output = outputs.get(i).copied().unwrap_or(0);
+            [[t.id, t.pos as u32, t.seq as u32, output], [rope_row, position, has_row.into(), end]]
+        }));
+    }
     words
 }
 
@@ -140,5 +145,22 @@ impl BatchBuffer {
             written.truncate(same);
             written.extend_from_slice(&pages[same..]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_end_where_the_sequence_or_its_indices_do_not_go_on() {
+        let token = |(seq, pos)| BatchToken { id: 7, seq, pos, output: pos == 5 };
+        let tokens: Vec<_> = [(0, 4), (0, 5), (2, 5), (1, 6), (1, 7), (1, 8), (0, 6), (0, 8)].map(token).to_vec();
+        let words = batch_words(&tokens);
+        assert_eq!(words[0], [8, 2, 0, 0]);
+        let ends: Vec<u32> = words[1..].iter().skip(1).step_by(2).map(|row| row[3]).collect();
+        assert_eq!(ends, [2, 2, 3, 6, 6, 6, 7, 8]);
+        // The second output token is the third token.
+        assert_eq!(words[3], [7, 5, 0, 2]);
     }
 }
