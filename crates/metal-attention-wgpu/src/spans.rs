@@ -113,14 +113,15 @@ impl Spans {
     /// Writes the lists of the last inputs that inputs attend to, unless neither this step nor the one before has bidirectional
     /// spans.
     fn write_last_seen(&mut self, gpu: &WgpuDevice, spec: &ModelSpec, step: &Step) {
-        let mut spans = step.inputs.iter().flat_map(|inputs| &inputs.spans);
-        let looks_ahead = spans.any(|span| span.bidirectional_in.contains(&true));
+        let last_seen = step.inputs.is_some().then(|| step.last_seen(spec));
+        let last_seen =
+            last_seen.filter(|last_seen| (0..spec.n_layer()).any(|i| last_seen.looks_ahead(i, &step.tokens)));
+        let looks_ahead = last_seen.is_some();
         if !(looks_ahead || self.looks_ahead) {
             return;
         }
         let mut words = vec![0; spec.n_layer() * self.list_words];
-        if looks_ahead {
-            let last_seen = step.last_seen(spec);
+        if let Some(last_seen) = last_seen {
             for (layer, words) in words.chunks_exact_mut(self.list_words).enumerate() {
                 let list = &last_seen.lists[last_seen.list_of(layer)];
                 words[..list.len()].copy_from_slice(list);
