@@ -3,6 +3,7 @@
 mod activations;
 mod ceilings;
 mod cores;
+mod encoder;
 mod error;
 mod executor;
 mod forward;
@@ -23,6 +24,7 @@ mod test_support;
 
 pub use ceilings::CpuCeilings;
 pub use cores::physical_cores;
+pub use encoder::{CpuEncoder, CpuEncoderMatrix, CpuEncoderTypes};
 pub use error::CpuError;
 pub use executor::{CpuExecutor, CpuForwardPass, CpuOptions};
 pub use kv_cache::CacheType;

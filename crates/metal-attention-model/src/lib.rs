@@ -28,6 +28,7 @@ mod spec;
 mod tensors;
 pub mod timing;
 mod top_k;
+pub mod vision;
 mod wake;
 mod watch;
 mod weights;

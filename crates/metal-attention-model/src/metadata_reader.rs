@@ -147,6 +147,12 @@ impl<'a> MetadataReader<'a> {
         Ok(blocks - further)
     }
 
+    /// A list of whole numbers; `None` if the key is missing.
+    pub(crate) fn opt_sizes(&self, key: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        let values = self.metadata.u32s(&self.key(key))?;
+        Ok(values.map(|values| values.into_iter().map(|n| n as usize).collect()))
+    }
+
     /// A size for each layer: one number for all, or an array with one for each (and possibly for the layers after the
     /// last).
     pub(crate) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, ModelError> {

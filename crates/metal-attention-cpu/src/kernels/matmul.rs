@@ -10,6 +10,7 @@ use std::ops::Range;
 use metal_attention_gguf::Tensor;
 
 use super::matmul_packed::run_packed;
+pub(crate) use super::matmul_plain::run_panels;
 use super::matmul_plain::{run_dequantized, run_floats};
 use crate::activations::Q8Activations;
 use crate::memory::PackedMemory;
@@ -105,6 +106,21 @@ impl<'a> PanelSlice<'a> {
         accumulate: bool,
     ) -> Self {
         Self { panels, first_row: rows.start, n_tokens: rows.len(), n_out, y, accumulate }
+    }
+
+    /// All panels of a product with the output `y`, `[n_tokens, n_out]`.
+    ///
+    /// # Safety
+    ///
+    /// No other slice of `y` is in use.
+    ///
+    /// # Panics
+    ///
+    /// When `y` is shorter.
+    pub(crate) unsafe fn whole(y: &'a SharedMut<'a, f32>, n_tokens: usize, n_out: usize) -> Self {
+        let _ = y.at(n_tokens * n_out);
+        // SAFETY: `y` has that length, and is used by this slice alone.
+        unsafe { Self::new(0..n_out.div_ceil(PANEL), &(0..n_tokens), n_out, y, false) }
     }
 
     /// The first row of the input.

@@ -33,6 +33,14 @@ pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, ty: FloatType, x: &[f3
     }
 }
 
+/// Computes a slice of the product of a matrix whose panels are `panels`, `[n_panels, n_in, PANEL]`, and `x`, `[n_tokens, n_in]`.
+pub(crate) fn run_panels(isa: Isa, panels: &[f32], n_in: usize, x: &[f32], slice: &PanelSlice<'_>) {
+    let lengths = (n_in * slice.n_tokens(), slice.n_out().div_ceil(PANEL) * PANEL * n_in);
+    assert_eq!(lengths, (x.len(), panels.len()), "the matrix and the input of the product");
+    let weights = panels[slice.panels().start * PANEL * n_in..].as_ptr();
+    isa.run(FloatProduct { slice, panels: slice.panels(), weights, x, n_in });
+}
+
 /// Computes a slice of the product of a quantised matrix in the file, dequantised panel by panel, and `x`, `[n_tokens, n_in]`.
 pub(crate) fn run_dequantized(isa: Isa, tensor: &Tensor, x: &[f32], slice: &PanelSlice<'_>) {
     let n_in = tensor.row_len();

@@ -43,6 +43,7 @@ mod rwkv;
 mod spark;
 mod stablelm;
 mod step35;
+mod vision;
 
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};

@@ -1,0 +1,87 @@
+//! Gemma 3 (arXiv 2503.19786): SigLIP with pooling. Gemma 4: blocks of its own with pooling, or without blocks (unified).
+
+use crate::vision::{
+    Angles, Encoder, EncoderNorm, EncoderReader, FileWeights, Interpolation, PatchOrder, PatchSpec, PositionTable,
+    Stage,
+};
+use crate::{ModelError, NormKind};
+
+/// Epsilon of the norms of Gemma 4's unified encoder.
+const UNIFIED_EPS: f32 = 1e-5;
+
+pub(super) fn gemma3(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+    let side = r.merge_side("vision.projector.scale_factor", 4)?;
+    let (patch, kernel) = r.patches()?;
+    let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::None)?)];
+    stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, _| ())?);
+    stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
+    stages.push(Stage::Pool { side });
+    stages.push(Stage::Norm(r.norm("mm.soft_emb_norm", r.width, NormKind::Rms, r.eps)?));
+    // The file has the matrix as `[n_in, n_out]`.
+    let transposed = r.values("mm.input_projection.weight", r.width * r.n_embd)?;
+    let matrix: Vec<f32> = (0..r.n_embd).flat_map(|o| transposed.iter().skip(o).step_by(r.n_embd).copied()).collect();
+    stages.push(Stage::Linear(r.computed("mm.input_projection", [r.width, r.n_embd], &matrix)?));
+    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+}
+
+/// A norm without weights.
+fn plain_norm(width: usize, eps: f32) -> EncoderNorm<FileWeights> {
+    EncoderNorm { kind: NormKind::Rms, eps, width, weight: vec![1.0; width], bias: None }
+}
+
+/// Positions as the sum of a row for the column and one for the row.
+fn axes(r: &EncoderReader<'_>) -> Result<PositionTable, ModelError> {
+    let rows = r.all_values("v.position_embd.weight", r.width)?;
+    let n = rows.len() / r.width / 2;
+    r.keys.check(
+        "vision.embedding_length",
+        r.width,
+        n > 0,
+        "v.position_embd.weight must have two tables of positions",
+    )?;
+    Ok(PositionTable { rows, width: r.width, size: [2, n], interpolation: Interpolation::Axes })
+}
+
+pub(super) fn gemma4v(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+    let side = r.merge_side("vision.projector.scale_factor", 3)?;
+    let head_dim = r.head_dim();
+    let angles = Angles::within_halves(head_dim, 100.0);
+    let (patch, kernel) = r.patches()?;
+    let mut stages = vec![kernel, Stage::Positions(axes(r)?)];
+    stages.extend(r.blocks(r.n_block, NormKind::Rms, |_, block| {
+        block.attention.rope = Some(angles.clone());
+        block.attention.v_norm = Some(plain_norm(head_dim, r.eps));
+        block.attention.scale = 1.0;
+    })?);
+    stages.push(Stage::Pool { side });
+    stages.push(Stage::Scale((r.width as f32).sqrt()));
+    if let (Some(mut bias), Some(scale)) = (r.opt_vector("v.std_bias", r.width)?, r.opt_vector("v.std_scale", r.width)?)
+    {
+        for v in &mut bias {
+            *v = -*v;
+        }
+        stages.extend([Stage::AddRow(bias), Stage::ScaleColumns(scale)]);
+    }
+    stages.push(Stage::Norm(plain_norm(r.width, r.eps)));
+    stages.push(Stage::Linear(r.linear("mm.input_projection", r.width, Some(r.n_embd))?));
+    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+}
+
+pub(super) fn gemma4uv(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+    let side = r.patch * r.merge_side("vision.projector.scale_factor", 3)?;
+    let n_in = 3 * side * side;
+    let norm = |i: usize, width: usize| {
+        Ok::<_, ModelError>(Stage::Norm(r.norm(&format!("v.patch_norm.{i}"), width, NormKind::Layer, UNIFIED_EPS)?))
+    };
+    let stages = vec![
+        norm(1, n_in)?,
+        Stage::Linear(r.linear("v.patch_embd", n_in, Some(r.width))?),
+        norm(2, r.width)?,
+        Stage::Positions(axes(r)?),
+        norm(3, r.width)?,
+        Stage::Norm(plain_norm(r.width, r.eps)),
+        Stage::Linear(r.linear("mm.input_projection", r.width, Some(r.n_embd))?),
+    ];
+    let patch = PatchSpec { side, order: PatchOrder::ColourFirst };
+    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+}

@@ -1,0 +1,28 @@
+//! InternVL 2.5 to 3.5 (arXiv 2412.05271): a tower with a class token and LayerScale, whose patches are merged (pixel shuffle).
+
+use super::two_layers;
+use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, MergeOrder, Stage};
+use crate::{ModelError, NormKind};
+
+/// Epsilon of the projector's norm.
+const EPS: f32 = 1e-5;
+
+pub(super) fn internvl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+    let side = r.merge_side("vision.projector.scale_factor", 2)?;
+    let merged = side * side * r.width;
+    let (patch, kernel) = r.patches()?;
+    let mut stages = vec![kernel, Stage::Positions(r.positions(1, Interpolation::None)?)];
+    // The class token stands first, as in the original model.
+    let mut row = r.values("v.class_embd", r.width)?;
+    let positions = r.all_values("v.position_embd.weight", r.width)?;
+    row.iter_mut().zip(&positions).for_each(|(v, position)| *v += position);
+    stages.push(Stage::ClassToken { row, last: false });
+    // The norms of the largest towers are RMS norms, which have no bias.
+    let kind = if r.has("v.blk.0.ln1.bias") { NormKind::Layer } else { NormKind::Rms };
+    stages.extend(r.blocks(r.n_block, kind, |_, _| ())?);
+    stages.push(Stage::DropClassToken);
+    stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
+    stages.push(Stage::Norm(r.norm("mm.model.mlp.0", merged, NormKind::Layer, EPS)?));
+    stages.extend(two_layers(r, ["mm.model.mlp.1", "mm.model.mlp.3"], merged, EncoderActivation::Gelu)?);
+    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+}

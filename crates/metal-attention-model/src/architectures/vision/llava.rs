@@ -1,0 +1,75 @@
+//! LLaVA 1.5 and 1.6 (arXiv 2310.03744), Granite Vision, Phi-4 and Janus-Pro: CLIP or SigLIP with an MLP.
+
+use super::two_layers;
+use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, Stage};
+use crate::{ModelError, NormKind};
+
+/// A tower with a class token (CLIP) or without (SigLIP), up to block `n`. `features`: the numbers of blocks whose outputs are put
+/// beside each other.
+fn tower(
+    r: &EncoderReader<'_>,
+    interpolation: Interpolation,
+    n: usize,
+    features: &[usize],
+) -> Result<Encoder<FileWeights>, ModelError> {
+    let (patch, kernel) = r.patches()?;
+    let mut stages = vec![kernel];
+    let class = r.opt_vector("v.class_embd", r.width)?;
+    stages.push(Stage::Positions(r.positions(class.iter().len(), interpolation)?));
+    let has_class = class.is_some();
+    if let Some(mut row) = class {
+        // The class token stands first, as in the original model.
+        let positions = r.all_values("v.position_embd.weight", r.width)?;
+        row.iter_mut().zip(&positions).for_each(|(v, position)| *v += position);
+        stages.push(Stage::ClassToken { row, last: false });
+    }
+    if let Some(norm) = r.opt_norm("v.pre_ln", r.width, NormKind::Layer, r.eps)? {
+        stages.push(Stage::Norm(norm));
+    }
+    let feature = |i: usize| features.contains(&i).then(|| Stage::Feature(Vec::new()));
+    stages.extend(feature(0));
+    for (i, block) in r.blocks(n, NormKind::Layer, |_, _| ())?.into_iter().enumerate() {
+        stages.push(block);
+        stages.extend(feature(i + 1));
+    }
+    if !features.is_empty() {
+        stages.push(Stage::JoinFeatures { with_rows: false });
+    }
+    if has_class {
+        stages.push(Stage::DropClassToken);
+    }
+    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+}
+
+/// LLaVA and Granite Vision.
+pub(super) fn mlp(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+    let features = r.keys.opt_sizes("vision.feature_layer")?.unwrap_or_default();
+    let n = features.iter().copied().max().unwrap_or(r.n_block.saturating_sub(1));
+    r.keys.check("vision.feature_layer", n, n <= r.n_block, "must be at most block_count")?;
+    let mut encoder = tower(r, Interpolation::None, n, &features)?;
+    let width = features.len().max(1) * r.width;
+    encoder.stages.extend(two_layers(r, ["mm.0", "mm.2"], width, EncoderActivation::Gelu)?);
+    Ok(encoder)
+}
+
+/// A SigLIP tower with a norm behind its blocks.
+fn siglip(
+    r: &EncoderReader<'_>,
+    interpolation: Interpolation,
+    projector: [&str; 2],
+) -> Result<Encoder<FileWeights>, ModelError> {
+    let mut encoder = tower(r, interpolation, r.n_block, &[])?;
+    if let Some(norm) = r.opt_norm("v.post_ln", r.width, NormKind::Layer, r.eps)? {
+        encoder.stages.push(Stage::Norm(norm));
+    }
+    encoder.stages.extend(two_layers(r, projector, r.width, EncoderActivation::Gelu)?);
+    Ok(encoder)
+}
+
+pub(super) fn phi4(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+    siglip(r, Interpolation::Antialiased, ["mm.0", "mm.2"])
+}
+
+pub(super) fn janus_pro(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+    siglip(r, Interpolation::None, ["mm.0", "mm.1"])
+}

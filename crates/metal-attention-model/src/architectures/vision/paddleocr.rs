@@ -1,0 +1,21 @@
+//! PaddleOCR-VL (arXiv 2510.14528): a tower for pictures of any size, with learned positions and a rotation.
+
+use super::two_layers;
+use crate::vision::{Angles, Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, MergeOrder, Stage};
+use crate::{ModelError, NormKind};
+
+/// Epsilon of the projector's norm.
+const EPS: f32 = 1e-5;
+
+pub(super) fn paddleocr(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+    let side = r.merge_side("vision.spatial_merge_size", 2)?;
+    let angles = Angles::of_halves(r.head_dim());
+    let (patch, kernel) = r.patches()?;
+    let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::Antialiased)?)];
+    stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, block| block.attention.rope = Some(angles.clone()))?);
+    stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
+    stages.push(Stage::Norm(r.norm("mm.input_norm", r.width, NormKind::Layer, EPS)?));
+    stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
+    stages.extend(two_layers(r, ["mm.1", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
+    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+}

@@ -1,0 +1,394 @@
+//! [`Encoder::run`]: the stages of an encoder over the pixels of pictures, written once for all backends.
+
+use super::geometry::{Layout, MergeOrder, NO_ROW, Place};
+use super::ops::{AttentionSegment, EncoderOps};
+use super::stages::{
+    Block, Encoder, EncoderAttention, EncoderFeedForward, PatchOrder, PatchSpec, QueryAttention, Resampler, Stage,
+};
+
+/// The pixels of a picture whose sides are whole patches.
+#[derive(Debug, Clone, Copy)]
+pub struct Pixels<'a> {
+    /// Normalised values, `[height, width, 3]`.
+    pub values: &'a [f32],
+    /// Pixels of a row.
+    pub width: usize,
+    /// Rows of pixels.
+    pub height: usize,
+}
+
+/// The rows of embeddings of a picture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EncodedPicture {
+    /// `[n_rows, (1 + n_deepstack) * n_embd]`: each row's embedding, then what is added to it after the first layers.
+    pub rows: Vec<f32>,
+    /// Columns of the grid of rows.
+    pub nx: usize,
+    /// Rows of the grid.
+    pub ny: usize,
+}
+
+/// Rows of all pictures, one picture after the other.
+struct State<R> {
+    rows: R,
+    /// The layout of each picture's rows.
+    layouts: Vec<Layout>,
+}
+
+impl PatchSpec {
+    /// The patches of a picture, row by row, `[ny * nx, 3 * side * side]`. Pixels beyond whole patches are left out.
+    fn cut(self, pixels: Pixels<'_>) -> Vec<f32> {
+        let Self { side, order } = self;
+        let (nx, ny) = (pixels.width / side, pixels.height / side);
+        let mut rows = Vec::with_capacity(3 * nx * ny * side * side);
+        for (y, x) in (0..nx * ny).map(|i| (i / nx * side, i % nx * side)) {
+            let row = |v: usize| &pixels.values[3 * ((y + v) * pixels.width + x)..][..3 * side];
+            match order {
+                PatchOrder::PixelFirst => (0..side).for_each(|v| rows.extend_from_slice(row(v))),
+                PatchOrder::ColourFirst => {
+                    for (colour, v) in (0..3 * side).map(|i| (i / side, i % side)) {
+                        rows.extend(row(v).iter().skip(colour).step_by(3));
+                    }
+                }
+            }
+        }
+        rows
+    }
+}
+
+impl<T: super::EncoderTypes> Encoder<T> {
+    /// Encodes pictures, all together. Each may have a size of its own, of at least one patch.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ops`.
+    pub fn run<O: EncoderOps<Types = T>>(
+        &self,
+        ops: &mut O,
+        pictures: &[Pixels<'_>],
+    ) -> Result<Vec<EncodedPicture>, O::Error> {
+        let side = self.patch.side;
+        let patches: Vec<f32> = pictures.iter().flat_map(|&pixels| self.patch.cut(pixels)).collect();
+        let layouts = pictures.iter().map(|pixels| Layout::grid(pixels.width / side, pixels.height / side)).collect();
+        let state = State { rows: ops.upload(&patches, 3 * side * side)?, layouts };
+        let state = run_stages(ops, &self.stages, state)?;
+        let width = (1 + self.n_deepstack) * self.n_embd;
+        let rows = ops.read(&state.rows)?;
+        let mut rest = &rows[..];
+        let pictures = state.layouts.iter().map(|layout| {
+            let (rows, after) = rest.split_at(layout.places.len() * width);
+            rest = after;
+            EncodedPicture { rows: rows.to_vec(), nx: layout.nx, ny: layout.ny }
+        });
+        Ok(pictures.collect())
+    }
+}
+
+/// Runs `stages` over `state`.
+fn run_stages<O: EncoderOps>(
+    ops: &mut O,
+    stages: &[Stage<O::Types>],
+    state: State<O::Rows>,
+) -> Result<State<O::Rows>, O::Error> {
+    let State { mut rows, mut layouts } = state;
+    let mut features = Vec::new();
+    for stage in stages {
+        match stage {
+            Stage::Linear(linear) => rows = ops.linear(&rows, linear)?,
+            Stage::Norm(norm) => rows = ops.norm(&rows, norm)?,
+            Stage::Activation(activation) => ops.activate(&mut rows, *activation)?,
+            Stage::Scale(factor) => ops.scale(&mut rows, *factor)?,
+            Stage::ScaleColumns(factors) => ops.scale_columns(&mut rows, factors)?,
+            Stage::AddRow(row) => ops.add_row(&mut rows, row)?,
+            Stage::Positions(table) => {
+                let positions: Vec<f32> = layouts.iter().flat_map(|layout| table.of(layout)).collect();
+                let positions = ops.upload(&positions, table.width)?;
+                ops.add(&mut rows, &positions)?;
+            }
+            Stage::ClassToken { row, last } => {
+                let insert = |layout: &Layout| [if *last { layout.places.len() } else { 0 }].to_vec();
+                rows = insert_rows(ops, &rows, row, Place::Class, &mut layouts, insert)?;
+            }
+            Stage::RowBreaks(row) => {
+                let insert = |layout: &Layout| (1..layout.ny).map(|y| y * layout.nx).collect();
+                rows = insert_rows(ops, &rows, row, Place::Break, &mut layouts, insert)?;
+            }
+            Stage::DropClassToken => rows = rearrange(ops, &rows, &mut layouts, Layout::drop_others)?,
+            Stage::Reorder(order) => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.reorder(*order))?,
+            Stage::Block(block) => run_block(ops, block, &mut rows, &layouts)?,
+            Stage::Merge { side, order } => {
+                let transposed = match order {
+                    MergeOrder::PatchFirst | MergeOrder::ValueFirst => false,
+                    MergeOrder::Transposed => true,
+                };
+                let parts = rearrange(ops, &rows, &mut layouts, |layout| layout.merge(*side, transposed))?;
+                rows = join_neighbours(ops, parts, side * side);
+                if *order == MergeOrder::ValueFirst {
+                    rows = ops.interleave(&rows, side * side)?;
+                }
+            }
+            Stage::Pool { side } => {
+                let parts = rearrange(ops, &rows, &mut layouts, |layout| layout.merge(*side, false))?;
+                rows = ops.mean(&parts, side * side)?;
+            }
+            Stage::Unfold { side, stride } => {
+                let parts = rearrange(ops, &rows, &mut layouts, |layout| layout.unfold(*side, *stride))?;
+                rows = join_neighbours(ops, parts, side * side);
+            }
+            Stage::Depthwise { side, stride, kernel } => {
+                let windows = rearranged(&mut layouts, |layout| layout.unfold(*side, *stride));
+                rows = ops.weighted_sum(&rows, &windows, kernel)?;
+            }
+            Stage::Enlarge { factor } => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.enlarge(*factor))?,
+            Stage::QueryAttention(attention) => rows = run_query_attention(ops, attention, &rows, &layouts)?,
+            Stage::FeedForward(feed_forward) => rows = run_feed_forward(ops, feed_forward, &rows)?,
+            Stage::Attention(attention) => rows = run_attention(ops, attention, &rows, &layouts)?,
+            Stage::Sum([first, second]) => {
+                let copy = State { rows: ops.copy(&rows)?, layouts: layouts.clone() };
+                let second = run_stages(ops, second, copy)?;
+                State { rows, layouts } = run_stages(ops, first, State { rows, layouts })?;
+                ops.add(&mut rows, &second.rows)?;
+            }
+            Stage::Feature(stages) => {
+                let copy = State { rows: ops.copy(&rows)?, layouts: layouts.clone() };
+                features.push(run_stages(ops, stages, copy)?.rows);
+            }
+            Stage::JoinFeatures { with_rows } => {
+                let first = with_rows.then_some(&rows);
+                let parts: Vec<_> = first.into_iter().chain(&features).collect();
+                rows = ops.join_columns(&parts)?;
+                features.clear();
+            }
+            Stage::Resampler(resampler) => rows = run_resampler(ops, resampler, &rows, &mut layouts)?,
+        }
+    }
+    Ok(State { rows, layouts })
+}
+
+/// The rows of all pictures in another order, which `change` returns for each.
+fn rearrange<O: EncoderOps>(
+    ops: &mut O,
+    rows: &O::Rows,
+    layouts: &mut [Layout],
+    change: impl Fn(&mut Layout) -> Vec<u32>,
+) -> Result<O::Rows, O::Error> {
+    let all = rearranged(layouts, change);
+    ops.gather(rows, &all)
+}
+
+/// The indices of rows that `change` returns for each picture, as indices among the rows of all.
+fn rearranged(layouts: &mut [Layout], change: impl Fn(&mut Layout) -> Vec<u32>) -> Vec<u32> {
+    let mut first = 0;
+    let mut all = Vec::new();
+    for layout in layouts {
+        let n = layout.places.len() as u32;
+        all.extend(change(layout).into_iter().map(|row| if row == NO_ROW { NO_ROW } else { first + row }));
+        first += n;
+    }
+    all
+}
+
+/// Each `n` rows that follow each other as one.
+fn join_neighbours<O: EncoderOps>(ops: &mut O, rows: O::Rows, n: usize) -> O::Rows {
+    let width = n * ops.width(&rows);
+    ops.reshape(rows, width)
+}
+
+/// Inserts `row` into each picture before the rows with the indices that `at` returns, in rising order.
+fn insert_rows<O: EncoderOps>(
+    ops: &mut O,
+    rows: &O::Rows,
+    row: &[f32],
+    place: Place,
+    layouts: &mut [Layout],
+    at: impl Fn(&Layout) -> Vec<usize>,
+) -> Result<O::Rows, O::Error> {
+    let new = ops.upload(row, row.len())?;
+    let both = ops.join_rows(rows, &new)?;
+    let n_rows = layouts.iter().map(|layout| layout.places.len()).sum::<usize>() as u32;
+    let (mut first, mut order) = (0, Vec::new());
+    for layout in layouts {
+        let mut places = Vec::new();
+        let mut at = at(layout).into_iter().peekable();
+        for i in 0..=layout.places.len() {
+            if at.next_if_eq(&i).is_some() {
+                order.push(n_rows);
+                places.push(place);
+            }
+            if let Some(place) = layout.places.get(i) {
+                order.push(first + i as u32);
+                places.push(*place);
+            }
+        }
+        first += layout.places.len() as u32;
+        layout.places = places;
+    }
+    ops.gather(&both, &order)
+}
+
+/// Runs a transformer block over the residual stream `x`.
+fn run_block<O: EncoderOps>(
+    ops: &mut O,
+    block: &Block<O::Types>,
+    x: &mut O::Rows,
+    layouts: &[Layout],
+) -> Result<(), O::Error> {
+    let input = ops.norm(x, &block.attention_norm)?;
+    let mut output = run_attention(ops, &block.attention, &input, layouts)?;
+    if let Some(norm) = &block.attention_post_norm {
+        output = ops.norm(&output, norm)?;
+    }
+    if let Some(factors) = &block.attention_scale {
+        ops.scale_columns(&mut output, factors)?;
+    }
+    ops.add(x, &output)?;
+    let input = ops.norm(x, &block.feed_forward_norm)?;
+    let mut output = run_feed_forward(ops, &block.feed_forward, &input)?;
+    if let Some(norm) = &block.feed_forward_post_norm {
+        output = ops.norm(&output, norm)?;
+    }
+    if let Some(factors) = &block.feed_forward_scale {
+        ops.scale_columns(&mut output, factors)?;
+    }
+    ops.add(x, &output)?;
+    if block.output_scale == 1.0 { Ok(()) } else { ops.scale(x, block.output_scale) }
+}
+
+/// A feed-forward of `x`.
+fn run_feed_forward<O: EncoderOps>(
+    ops: &mut O,
+    feed_forward: &EncoderFeedForward<O::Types>,
+    x: &O::Rows,
+) -> Result<O::Rows, O::Error> {
+    match feed_forward {
+        EncoderFeedForward::Plain { up, activation, down } => {
+            let mut up = ops.linear(x, up)?;
+            ops.activate(&mut up, *activation)?;
+            ops.linear(&up, down)
+        }
+        EncoderFeedForward::Gated { gate, up, activation, down } => {
+            let mut gate = ops.linear(x, gate)?;
+            let up = ops.linear(x, up)?;
+            ops.activate_gated(&mut gate, *activation, &up)?;
+            ops.linear(&gate, down)
+        }
+    }
+}
+
+/// Attention of `x`, up to its output projection.
+fn run_attention<O: EncoderOps>(
+    ops: &mut O,
+    attention: &EncoderAttention<O::Types>,
+    x: &O::Rows,
+    layouts: &[Layout],
+) -> Result<O::Rows, O::Error> {
+    let mut heads = Vec::with_capacity(3);
+    for (linear, norm) in
+        [(&attention.q, &attention.q_norm), (&attention.k, &attention.k_norm), (&attention.v, &attention.v_norm)]
+    {
+        let projected = ops.linear(x, linear)?;
+        heads.push(match norm {
+            Some(norm) => ops.norm(&projected, norm)?,
+            None => projected,
+        });
+    }
+    let [mut q, mut k, v]: [O::Rows; 3] = heads.try_into().ok().expect("three projections");
+    if let Some(angles) = &attention.rope {
+        let table: Vec<f32> = layouts.iter().flat_map(|layout| angles.table(layout)).collect();
+        let table = ops.upload(&table, attention.head_dim)?;
+        ops.rotate(&mut q, &table, attention.head_dim, angles.block)?;
+        ops.rotate(&mut k, &table, attention.head_dim, angles.block)?;
+    }
+    let mut first = 0;
+    let segments: Vec<_> = layouts
+        .iter()
+        .flat_map(|layout| layout.windows(attention.window))
+        .map(|n| {
+            let rows = first..first + n;
+            first += n;
+            AttentionSegment { queries: rows.clone(), keys: rows }
+        })
+        .collect();
+    let attended = ops.attention(&q, &k, &v, attention.head_dim, attention.scale, &segments)?;
+    ops.linear(&attended, &attention.out)
+}
+
+/// Attention of the rows to keys and values that stages make of them.
+fn run_query_attention<O: EncoderOps>(
+    ops: &mut O,
+    attention: &QueryAttention<O::Types>,
+    x: &O::Rows,
+    layouts: &[Layout],
+) -> Result<O::Rows, O::Error> {
+    let q = ops.linear(x, &attention.q)?;
+    let mut of = |stages: &[Stage<O::Types>]| {
+        let copy = State { rows: ops.copy(x)?, layouts: layouts.to_vec() };
+        run_stages(ops, stages, copy)
+    };
+    let (k, v) = (of(&attention.k)?, of(&attention.v)?);
+    let (mut first, mut first_key) = (0, 0);
+    let segments = layouts.iter().zip(&k.layouts).map(|(queries, keys)| {
+        let segment = AttentionSegment {
+            queries: first..first + queries.places.len(),
+            keys: first_key..first_key + keys.places.len(),
+        };
+        (first, first_key) = (segment.queries.end, segment.keys.end);
+        segment
+    });
+    let segments: Vec<_> = segments.collect();
+    let scale = 1.0 / (attention.head_dim as f32).sqrt();
+    let attended = ops.attention(&q, &k.rows, &v.rows, attention.head_dim, scale, &segments)?;
+    ops.linear(&attended, &attention.out)
+}
+
+/// Attention of learned queries to the rows of each picture.
+fn run_resampler<O: EncoderOps>(
+    ops: &mut O,
+    resampler: &Resampler<O::Types>,
+    x: &O::Rows,
+    layouts: &mut [Layout],
+) -> Result<O::Rows, O::Error> {
+    let projected = ops.linear(x, &resampler.input)?;
+    let values = ops.norm(&projected, &resampler.input_norm)?;
+    let width = ops.width(&values);
+    let positions: Vec<f32> = layouts.iter().flat_map(|layout| sinusoids(layout, width)).collect();
+    let mut keys = ops.copy(&values)?;
+    let positions = ops.upload(&positions, width)?;
+    ops.add(&mut keys, &positions)?;
+    let n_queries = resampler.queries.len() / width;
+    let queries = ops.upload(&resampler.queries.repeat(layouts.len()), width)?;
+    let q = ops.linear(&queries, &resampler.q)?;
+    let k = ops.linear(&keys, &resampler.k)?;
+    let v = ops.linear(&values, &resampler.v)?;
+    let (mut segments, mut first) = (Vec::new(), 0);
+    for (i, layout) in layouts.iter_mut().enumerate() {
+        let keys = first..first + layout.places.len();
+        first = keys.end;
+        segments.push(AttentionSegment { queries: i * n_queries..(i + 1) * n_queries, keys });
+        *layout = Layout::grid(n_queries, 1);
+    }
+    let scale = 1.0 / (resampler.head_dim as f32).sqrt();
+    let attended = ops.attention(&q, &k, &v, resampler.head_dim, scale, &segments)?;
+    ops.linear(&attended, &resampler.out)
+}
+
+/// Positions of patches as sines and cosines, `[n_rows, width]`: sines and cosines of the column, then of the row, each `width / 4`
+/// with frequencies `10000^(-j / (width / 4))` (MiniCPM-V's `get_2d_sincos_pos_embed`).
+fn sinusoids(layout: &Layout, width: usize) -> Vec<f32> {
+    let n = width / 4;
+    let frequencies: Vec<f32> = (0..n).map(|j| 10_000_f64.powf(-(j as f64) / n as f64) as f32).collect();
+    let of = |place: &Place| {
+        let (y, x) = match *place {
+            Place::Patch { y, x } => (y as f32, x as f32),
+            Place::Class | Place::Break => (0.0, 0.0),
+        };
+        let mut row = Vec::with_capacity(width);
+        for position in [x, y] {
+            row.extend(frequencies.iter().map(|f| (position * f).sin()));
+            row.extend(frequencies.iter().map(|f| (position * f).cos()));
+        }
+        row.resize(width, 0.0);
+        row
+    };
+    layout.places.iter().flat_map(of).collect()
+}
