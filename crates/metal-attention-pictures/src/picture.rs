@@ -65,9 +65,12 @@ impl Picture {
     }
 
     /// The part of `width` x `height` pixels whose upper left corner is at `x`, `y`. It must lie inside the picture.
-    pub fn crop(&self, x: usize, y: usize, width: usize, height: usize) -> Self {
-        let rows = (y..y + height).flat_map(|y| &self.row(y)[x * 3..(x + width) * 3]);
-        Self { width, height, rgb: rows.copied().collect() }
+    pub(crate) fn crop(&self, x: usize, y: usize, width: usize, height: usize) -> Self {
+        let mut rgb = Vec::with_capacity(width * height * 3);
+        for y in y..y + height {
+            rgb.extend_from_slice(&self.row(y)[x * 3..(x + width) * 3]);
+        }
+        Self { width, height, rgb }
     }
 
     /// Copies `other` into this picture, its upper left corner to `x`, `y`. It must fit.

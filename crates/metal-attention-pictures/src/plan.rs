@@ -138,11 +138,7 @@ fn limited_size((width, height): Size, aligned: Size, multiple: usize, pixels: P
 fn idefics3_size((width, height): Size, longest: usize) -> Size {
     let ratio = width as f64 / height as f64;
     let even = |side: f64| (side as usize).next_multiple_of(2).max(1);
-    if width >= height {
-        (longest, even(longest as f64 / ratio))
-    } else {
-        (even(longest as f64 * ratio), longest)
-    }
+    if width >= height { (longest, even(longest as f64 / ratio)) } else { (even(longest as f64 * ratio), longest) }
 }
 
 #[cfg(test)]

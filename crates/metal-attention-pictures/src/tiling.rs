@@ -42,7 +42,7 @@ impl Candidates {
         let mut best: Option<(usize, usize, Size)> = None;
         for &candidate in &self.0 {
             let scale = (candidate.0 as f32 / width as f32).min(candidate.1 as f32 / height as f32);
-            let scaled = (width as f32 * scale) as usize * (height as f32 * scale) as usize;
+            let scaled = ((width as f32 * scale) as usize).saturating_mul((height as f32 * scale) as usize);
             let used = scaled.min(width * height);
             let wasted = candidate.0.saturating_mul(candidate.1).saturating_sub(used);
             if best.is_none_or(|(most, least, _)| used > most || (used == most && wasted < least)) {
@@ -149,10 +149,7 @@ mod tests {
 
     #[test]
     fn candidates_are_in_llama_cpps_order() {
-        assert_eq!(
-            Candidates::of_tiles(1, 1, 4).0,
-            [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1)]
-        );
+        assert_eq!(Candidates::of_tiles(1, 1, 4).0, [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1)]);
         assert_eq!(Candidates::up_to_square(10, 2).0, [(10, 20), (20, 10), (20, 20)]);
         assert_eq!(Candidates::listed(&[336, 672, 672, 336]).0, [(336, 672), (672, 336)]);
     }

@@ -51,7 +51,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture> {
         (16 | 32, BITFIELDS | ALPHA_BITFIELDS) => {
             Colours::Masks([number(54)? as u32, number(58)? as u32, number(62)? as u32])
         }
-        _ => return Err(Format::Bmp.damaged(format!("{bits} bits a pixel with compression {compression}"))),
+        _ => return Err(Format::Bmp.damaged(&format!("{bits} bits a pixel with compression {compression}"))),
     };
 
     let row_len = (width * bits).div_ceil(32) * 4;

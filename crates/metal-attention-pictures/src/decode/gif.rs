@@ -18,7 +18,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture> {
     let mut decoder = options.read_info(bytes).map_err(error)?;
     let (width, height) = (usize::from(decoder.width()), usize::from(decoder.height()));
     Format::Gif.check_size(width, height, limits)?;
-    let frame = decoder.next_frame_info().map_err(error)?.ok_or_else(|| Format::Gif.damaged("it has no frame"))?;
+    let frame = decoder.next_frame_info().map_err(error)?.ok_or_else(|| Format::Gif.damaged(&"it has no frame"))?;
     let (x, y) = (usize::from(frame.left), usize::from(frame.top));
     let (frame_width, frame_height) = (usize::from(frame.width), usize::from(frame.height));
     let n_pixels = Format::Gif.check_size(frame_width, frame_height, limits)?;

@@ -16,14 +16,14 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture> {
     }
     let options = DecoderOptions::default().set_max_width(MAX_SIDE).set_max_height(MAX_SIDE).set_strict_mode(false);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
-    decoder.decode_headers().map_err(|error| Format::Jpeg.damaged(error))?;
+    decoder.decode_headers().map_err(|error| Format::Jpeg.damaged(&error))?;
     let (width, height) = decoder.dimensions().unwrap_or_default();
     let n_pixels = Format::Jpeg.check_size(width, height, limits)?;
     let channels = if decoder.input_colorspace() == Some(ColorSpace::Luma) { 1 } else { 3 };
     let colours = if channels == 1 { ColorSpace::Luma } else { ColorSpace::RGB };
     decoder.set_options(options.jpeg_set_out_colorspace(colours));
     let mut samples = vec![0; n_pixels * channels];
-    decoder.decode_into(&mut samples).map_err(|error| Format::Jpeg.damaged(error))?;
+    decoder.decode_into(&mut samples).map_err(|error| Format::Jpeg.damaged(&error))?;
     let orientation = Orientation::of_exif(decoder.exif().map(Vec::as_slice));
     Ok(orientation.upright(Picture::new(width, height, to_rgb(samples, channels))?))
 }

@@ -59,7 +59,7 @@ impl Format {
     }
 
     /// The error of a damaged file.
-    fn damaged(self, reason: impl ToString) -> PictureError {
+    fn damaged(self, reason: &impl ToString) -> PictureError {
         PictureError::Damaged { format: self.name(), reason: reason.to_string() }
     }
 

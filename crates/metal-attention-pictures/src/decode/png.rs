@@ -23,7 +23,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture> {
     let channels = reader.output_color_type().0.samples();
     let mut samples = vec![0; n_pixels * channels];
     if reader.output_buffer_size() != Some(samples.len()) {
-        return Err(Format::Png.damaged("the sizes in it contradict each other"));
+        return Err(Format::Png.damaged(&"the sizes in it contradict each other"));
     }
     reader.next_frame(&mut samples).map_err(error)?;
     if reader.info().animation_control.is_none() {

@@ -9,7 +9,7 @@ use super::{Format, little_endian, to_rgb};
 use crate::{Limits, Picture, Result};
 
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture> {
-    let damaged = |error| Format::WebP.damaged(error);
+    let damaged = |error| Format::WebP.damaged(&error);
     // The file states its size, without the first eight bytes.
     if little_endian::<4>(bytes, 4).is_none_or(|len| bytes.len() - 8 < len) {
         return Err(Format::WebP.truncated(bytes));
@@ -36,7 +36,9 @@ fn check_frames(mut chunks: &[u8], limits: &Limits) -> Result<()> {
         let data = &rest[..len.min(rest.len())];
         let size = match name {
             // After a frame tag of three bytes and a start code of three: 14 bits each, and 2 of scale.
-            b"VP8 " => little_endian::<2>(data, 6).zip(little_endian::<2>(data, 8)).map(|(w, h)| (w & 0x3fff, h & 0x3fff)),
+            b"VP8 " => {
+                little_endian::<2>(data, 6).zip(little_endian::<2>(data, 8)).map(|(w, h)| (w & 0x3fff, h & 0x3fff))
+            }
             // After a signature byte: 14 bits each, less one.
             b"VP8L" => little_endian::<4>(data, 1).map(|bits| ((bits & 0x3fff) + 1, (bits >> 14 & 0x3fff) + 1)),
             b"ANMF" => {

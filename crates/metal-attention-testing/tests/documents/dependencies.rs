@@ -5,10 +5,11 @@ use metal_attention_testing::root;
 use super::expect_none;
 
 /// The crates without the common beginning of their names, from the bottom up, with those that they depend on.
-const CRATES: [(&str, &[&str]); 14] = [
+const CRATES: [(&str, &[&str]); 15] = [
     ("-gguf", &[]),
     ("-hub", &[]),
     ("-mcp", &[]),
+    ("-pictures", &[]),
     ("-tokenizer", &["-gguf"]),
     ("-model", &["-gguf"]),
     ("-testing", &["-gguf"]),
