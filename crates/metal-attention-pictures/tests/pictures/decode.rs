@@ -41,6 +41,8 @@ fn lossless_formats_are_exact() {
 #[test]
 fn lossy_formats_are_near() {
     assert_near("lossy.webp", [RED, GREEN, BLUE, WHITE], 8);
+    // The upper half of its first frame is transparent, and its encoder stored no colours there.
+    assert_near("animated.webp", [[0; 3], [0; 3], BLUE, WHITE], 8);
     // Its ink takes the place of its colours: values of CMYK files are inverted, and here there is no black.
     assert_near("cmyk.jpg", [RED, GREEN, BLUE, WHITE], 8);
     // ITU-R 601-2 luma.

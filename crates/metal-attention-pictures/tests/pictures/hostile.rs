@@ -4,10 +4,11 @@ use metal_attention_pictures::{ErrorKind, Limits, Picture, PictureError};
 
 use super::{Random, data};
 
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "16-bit.png",
     "alpha.png",
     "animated.gif",
+    "animated.webp",
     "cmyk.jpg",
     "grey.jpg",
     "lossless.webp",
