@@ -153,6 +153,11 @@ impl<'a> MetadataReader<'a> {
         Ok(values.map(|values| values.into_iter().map(|n| n as usize).collect()))
     }
 
+    /// A list of numbers; `None` if the key is missing.
+    pub(crate) fn opt_f32s(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        Ok(self.metadata.f32s(&self.key(key))?)
+    }
+
     /// A size for each layer: one number for all, or an array with one for each (and possibly for the layers after the
     /// last).
     pub(crate) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, ModelError> {

@@ -1,11 +1,12 @@
 //! [`EncoderReader`]: the metadata and the tensors of an `mmproj` file.
 
 use metal_attention_gguf::{GgufFile, Tensor, TensorType};
+use metal_attention_pictures::{Layout, PixelRange};
 
 use super::positions::{Interpolation, PositionTable};
 use super::stages::{
-    Block, Clamp, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear, EncoderNorm, FileWeights,
-    PatchOrder, PatchSpec, Stage,
+    Block, Clamp, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear, EncoderNorm,
+    FileWeights, PatchOrder, PatchSpec, Stage,
 };
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, NormKind};
@@ -34,11 +35,23 @@ pub(crate) struct EncoderReader<'a> {
     pub(crate) eps: f32,
     /// The activation of blocks.
     pub(crate) activation: EncoderActivation,
+    /// Mean of each colour.
+    pub(crate) mean: [f32; 3],
+    /// Standard deviation of each colour.
+    pub(crate) std: [f32; 3],
 }
 
 /// The tensor's name, e.g. `v.blk.0.ln1`, without `.weight`.
 fn weight(name: &str) -> String {
     format!("{name}.weight")
+}
+
+/// A number for each colour.
+fn colours(keys: &MetadataReader<'_>, key: &str, default: f32) -> Result<[f32; 3], ModelError> {
+    let Some(values) = keys.opt_f32s(key)? else { return Ok([default; 3]) };
+    let plausible = values.len() == 3 && values.iter().all(|v| v.is_finite() && (default == 0.0 || *v > 0.0));
+    keys.check(key, format!("{values:?}"), plausible, "must be a number for each of three colours")?;
+    Ok([values[0], values[1], values[2]])
 }
 
 impl<'a> EncoderReader<'a> {
@@ -68,6 +81,8 @@ impl<'a> EncoderReader<'a> {
             n_embd: keys.positive("vision.projection_dim")?,
             n_block,
             n_head,
+            mean: colours(&keys, "vision.image_mean", 0.0)?,
+            std: colours(&keys, "vision.image_std", 1.0)?,
             eps: keys.positive_f32("vision.attention.layer_norm_epsilon", 1e-6)?,
             activation,
             keys,
@@ -77,6 +92,20 @@ impl<'a> EncoderReader<'a> {
     /// Elements of a head.
     pub(crate) fn head_dim(&self) -> usize {
         self.width / self.n_head.max(1)
+    }
+
+    /// A picture of about its own size with sides of whole merges of `side` patches, of `least` to `most` tokens.
+    pub(crate) fn kept(&self, side: usize, [least, most]: [usize; 2]) -> Layout {
+        let multiple = self.patch * side;
+        Layout::Kept { multiple, pixels: PixelRange::of_tokens(least, most, multiple) }
+    }
+
+    /// A picture of about its own size with sides of whole merges of `side` patches, within the limits of the file.
+    pub(crate) fn kept_in_pixels(&self, side: usize) -> Result<Layout, ModelError> {
+        let min = self.keys.opt_usize("vision.image_min_pixels")?.unwrap_or(0);
+        let max = self.keys.opt_size("vision.image_max_pixels")?.unwrap_or(usize::MAX);
+        self.keys.check("vision.image_min_pixels", min, min <= max, "must be at most vision.image_max_pixels")?;
+        Ok(Layout::Kept { multiple: self.patch * side, pixels: PixelRange { min, max } })
     }
 
     /// The side of merges of patches, of the key `key`.
@@ -243,6 +272,11 @@ impl<'a> EncoderReader<'a> {
         eps: f32,
     ) -> Result<Option<EncoderNorm<FileWeights>>, ModelError> {
         if self.has(&weight(name)) { self.norm(name, width, kind, eps).map(Some) } else { Ok(None) }
+    }
+
+    /// An encoder without deepstack rows.
+    pub(crate) fn encoder(&self, patch: PatchSpec, stages: Vec<Stage<FileWeights>>) -> Encoder<FileWeights> {
+        Encoder { patch, stages, n_embd: self.n_embd, n_deepstack: 0 }
     }
 
     /// The patches, and the stage that makes a row of each.

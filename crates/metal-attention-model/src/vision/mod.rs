@@ -8,12 +8,14 @@
 
 mod geometry;
 mod load;
+mod model;
 mod ops;
 mod positions;
 mod run;
 mod stages;
 
 pub use geometry::{Layout, MergeOrder, NO_ROW, Place, RowOrder};
+pub use model::{PictureAttention, PictureMarkers, PromptPart, TileMarkers, VisionModel};
 pub use ops::{AttentionSegment, EncoderOps, PrepareEncoder};
 pub use positions::{Angles, Axis, Interpolation, PositionTable};
 pub use run::{EncodedPicture, Pixels};

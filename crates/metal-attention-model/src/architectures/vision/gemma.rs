@@ -1,15 +1,21 @@
 //! Gemma 3 (arXiv 2503.19786): SigLIP with pooling. Gemma 4: blocks of its own with pooling, or without blocks (unified).
 
+use metal_attention_pictures::{Filter, Layout, PixelRange};
+
 use crate::vision::{
-    Angles, Encoder, EncoderNorm, EncoderReader, FileWeights, Interpolation, PatchOrder, PatchSpec, PositionTable,
-    Stage,
+    Angles, Encoder, EncoderNorm, EncoderReader, FileWeights, Interpolation, PatchOrder, PatchSpec, PictureAttention,
+    PositionTable, Stage, VisionModel,
 };
 use crate::{ModelError, NormKind};
 
+/// Least and most tokens of a picture in Gemma 4.
+const TOKENS: [usize; 2] = [70, 1120];
+/// Widths of the text models of Gemma 4 in which pictures are attended to as text is (E2B, E4B).
+const CAUSAL_WIDTHS: [usize; 2] = [1536, 2560];
 /// Epsilon of the norms of Gemma 4's unified encoder.
 const UNIFIED_EPS: f32 = 1e-5;
 
-pub(super) fn gemma3(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn gemma3(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.projector.scale_factor", 4)?;
     let (patch, kernel) = r.patches()?;
     let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::None)?)];
@@ -21,7 +27,9 @@ pub(super) fn gemma3(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mode
     let transposed = r.values("mm.input_projection.weight", r.width * r.n_embd)?;
     let matrix: Vec<f32> = (0..r.n_embd).flat_map(|o| transposed.iter().skip(o).step_by(r.n_embd).copied()).collect();
     stages.push(Stage::Linear(r.computed("mm.input_projection", [r.width, r.n_embd], &matrix)?));
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let model = VisionModel::new(r, r.encoder(patch, stages), Layout::Square { side: r.image });
+    let model = model.with_filter(Filter::Bilinear).with_attention(PictureAttention::Bidirectional);
+    Ok(model.with_markers(&[["<start_of_image>", "<end_of_image>"]]))
 }
 
 /// A norm without weights.
@@ -42,7 +50,14 @@ fn axes(r: &EncoderReader<'_>) -> Result<PositionTable, ModelError> {
     Ok(PositionTable { rows, width: r.width, size: [2, n], interpolation: Interpolation::Axes })
 }
 
-pub(super) fn gemma4v(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+/// Gemma 4's place of pictures in a prompt.
+fn gemma4(r: &EncoderReader<'_>, encoder: Encoder<FileWeights>, layout: Layout) -> VisionModel {
+    let is_causal = CAUSAL_WIDTHS.contains(&r.n_embd);
+    let attention = if is_causal { PictureAttention::Causal } else { PictureAttention::BidirectionalInWindows };
+    VisionModel::new(r, encoder, layout).with_attention(attention).with_markers(&[["<|image>", "<image|>"]])
+}
+
+pub(super) fn gemma4v(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.projector.scale_factor", 3)?;
     let head_dim = r.head_dim();
     let angles = Angles::within_halves(head_dim, 100.0);
@@ -64,10 +79,13 @@ pub(super) fn gemma4v(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mod
     }
     stages.push(Stage::Norm(plain_norm(r.width, r.eps)));
     stages.push(Stage::Linear(r.linear("mm.input_projection", r.width, Some(r.n_embd))?));
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let mut model = gemma4(r, r.encoder(patch, stages), r.kept(side, TOKENS));
+    // The model computes 2 x - 1, which the file does not say.
+    (model.mean, model.std) = ([0.5; 3], [0.5; 3]);
+    Ok(model)
 }
 
-pub(super) fn gemma4uv(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn gemma4uv(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.patch * r.merge_side("vision.projector.scale_factor", 3)?;
     let n_in = 3 * side * side;
     let norm = |i: usize, width: usize| {
@@ -83,5 +101,6 @@ pub(super) fn gemma4uv(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mo
         Stage::Linear(r.linear("mm.input_projection", r.width, Some(r.n_embd))?),
     ];
     let patch = PatchSpec { side, order: PatchOrder::ColourFirst };
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let layout = Layout::Kept { multiple: side, pixels: PixelRange::of_tokens(TOKENS[0], TOKENS[1], side) };
+    Ok(gemma4(r, r.encoder(patch, stages), layout))
 }

@@ -1,14 +1,14 @@
 //! GLM-4.1V, GLM-4.5V (arXiv 2507.01006) and GLM-OCR: patches merged by a convolution, and a gated projector.
 
 use crate::vision::{
-    Angles, Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, MergeOrder, RowOrder, Stage,
+    Angles, EncoderActivation, EncoderReader, Interpolation, MergeOrder, RowOrder, Stage, VisionModel,
 };
 use crate::{ModelError, NormKind};
 
 /// Epsilon of the projector's norm.
 const EPS: f32 = 1e-5;
 
-pub(super) fn glm4v(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn glm4v(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
     let angles = Angles::of_halves(r.head_dim());
     let (patch, kernel) = r.patches()?;
@@ -29,5 +29,6 @@ pub(super) fn glm4v(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Model
     stages.push(Stage::Norm(r.norm("mm.post_norm", r.n_embd, NormKind::Layer, EPS)?));
     stages.push(Stage::Activation(EncoderActivation::GeluErf));
     stages.push(Stage::FeedForward(r.feed_forward("mm.", [r.n_embd, r.n_embd], r.activation)?));
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let model = VisionModel::new(r, r.encoder(patch, stages), r.kept(side, [8, 4096]));
+    Ok(model.with_markers(&[["<|begin_of_image|>", "<|end_of_image|>"]]))
 }

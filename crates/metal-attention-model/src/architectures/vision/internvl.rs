@@ -1,13 +1,17 @@
 //! InternVL 2.5 to 3.5 (arXiv 2412.05271): a tower with a class token and LayerScale, whose patches are merged (pixel shuffle).
 
+use metal_attention_pictures::{Candidates, Layout};
+
 use super::two_layers;
-use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, MergeOrder, Stage};
+use crate::vision::{EncoderActivation, EncoderReader, Interpolation, MergeOrder, Stage, VisionModel};
 use crate::{ModelError, NormKind};
 
 /// Epsilon of the projector's norm.
 const EPS: f32 = 1e-5;
+/// Most tiles of a picture.
+const MAX_TILES: usize = 64;
 
-pub(super) fn internvl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn internvl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.projector.scale_factor", 2)?;
     let merged = side * side * r.width;
     let (patch, kernel) = r.patches()?;
@@ -24,5 +28,10 @@ pub(super) fn internvl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mo
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.push(Stage::Norm(r.norm("mm.model.mlp.0", merged, NormKind::Layer, EPS)?));
     stages.extend(two_layers(r, ["mm.model.mlp.1", "mm.model.mlp.3"], merged, EncoderActivation::Gelu)?);
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let most = r.keys.opt_size("vision.preproc_max_tiles")?.unwrap_or(12);
+    let least = r.keys.opt_size("vision.preproc_min_tiles")?.unwrap_or(1);
+    let plausible = (least..=MAX_TILES).contains(&most);
+    r.keys.check("vision.preproc_max_tiles", most, plausible, "must be at least preproc_min_tiles and at most 64")?;
+    let layout = Layout::Tiled { tile: r.image, candidates: Candidates::of_tiles(r.image, least, most) };
+    Ok(VisionModel::new(r, r.encoder(patch, stages), layout).with_markers(&[["<img>", "</img>"]]))
 }

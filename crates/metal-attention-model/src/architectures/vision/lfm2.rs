@@ -1,13 +1,15 @@
 //! LFM2-VL: SigLIP 2 for pictures of any size, whose patches are merged.
 
+use metal_attention_pictures::{Filter, Layout, PixelRange};
+
 use super::two_layers;
-use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, MergeOrder, Stage};
+use crate::vision::{EncoderActivation, EncoderReader, Interpolation, MergeOrder, Stage, TileMarkers, VisionModel};
 use crate::{ModelError, NormKind};
 
 /// Epsilon of the projector's norm.
 const EPS: f32 = 1e-5;
 
-pub(super) fn lfm2(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn lfm2(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.projector.scale_factor", 2)?;
     let merged = side * side * r.width;
     let (patch, kernel) = r.patches()?;
@@ -19,5 +21,8 @@ pub(super) fn lfm2(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelE
         stages.push(Stage::Norm(norm));
     }
     stages.extend(two_layers(r, ["mm.1", "mm.2"], merged, EncoderActivation::Gelu)?);
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let pixels = PixelRange::of_tokens(64, 256, r.patch * side);
+    let model = VisionModel::new(r, r.encoder(patch, stages), Layout::Lfm2 { patch: r.patch, merge: side, pixels });
+    let model = model.with_filter(Filter::Bilinear).with_tiles(TileMarkers::Lfm2);
+    Ok(model.with_markers(&[["<|image_start|>", "<|image_end|>"]]))
 }

@@ -1,11 +1,11 @@
 //! Llama 4: a tower with a class token behind the patches, and a rotation beside learned positions.
 
-use crate::vision::{
-    Angles, Axis, Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, MergeOrder, Stage,
-};
+use metal_attention_pictures::{Candidates, Layout};
+
+use crate::vision::{Angles, Axis, EncoderActivation, EncoderReader, Interpolation, MergeOrder, Stage, VisionModel};
 use crate::{ModelError, NormKind};
 
-pub(super) fn llama4(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn llama4(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.projector.scale_factor", 2)?;
     let angles = Angles { first: 1.0, ..Angles::of_neighbours(r.head_dim(), [Axis::X, Axis::Y], [0.0, 0.0]) };
     let (patch, kernel) = r.patches()?;
@@ -24,5 +24,6 @@ pub(super) fn llama4(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mode
     let last = r.linear("mm.model.fc", second.n_out, Some(r.n_embd))?;
     stages.extend([Stage::Linear(first), Stage::Activation(EncoderActivation::Gelu)]);
     stages.extend([Stage::Linear(second), Stage::Activation(EncoderActivation::Gelu), Stage::Linear(last)]);
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let layout = Layout::Tiled { tile: r.image, candidates: Candidates::up_to_square(r.image, 3) };
+    Ok(VisionModel::new(r, r.encoder(patch, stages), layout).with_markers(&[["<|image_start|>", "<|image_end|>"]]))
 }

@@ -1,7 +1,9 @@
 //! LLaVA 1.5 and 1.6 (arXiv 2310.03744), Granite Vision, Phi-4 and Janus-Pro: CLIP or SigLIP with an MLP.
 
+use metal_attention_pictures::{Candidates, Filter, Layout};
+
 use super::two_layers;
-use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, Stage};
+use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, Stage, VisionModel};
 use crate::{ModelError, NormKind};
 
 /// A tower with a class token (CLIP) or without (SigLIP), up to block `n`. `features`: the numbers of blocks whose outputs are put
@@ -38,18 +40,25 @@ fn tower(
     if has_class {
         stages.push(Stage::DropClassToken);
     }
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    Ok(r.encoder(patch, stages))
 }
 
 /// LLaVA and Granite Vision.
-pub(super) fn mlp(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn mlp(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let features = r.keys.opt_sizes("vision.feature_layer")?.unwrap_or_default();
     let n = features.iter().copied().max().unwrap_or(r.n_block.saturating_sub(1));
     r.keys.check("vision.feature_layer", n, n <= r.n_block, "must be at most block_count")?;
     let mut encoder = tower(r, Interpolation::None, n, &features)?;
     let width = features.len().max(1) * r.width;
     encoder.stages.extend(two_layers(r, ["mm.0", "mm.2"], width, EncoderActivation::Gelu)?);
-    Ok(encoder)
+    let Some(sizes) = r.keys.opt_sizes("vision.image_grid_pinpoints")? else {
+        // The mean colour.
+        return Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }).with_fill([122, 116, 104]));
+    };
+    let pairs = sizes.len().is_multiple_of(2) && !sizes.is_empty() && sizes.iter().all(|side| *side > 0);
+    r.keys.check("vision.image_grid_pinpoints", sizes.len(), pairs, "must be pairs of a width and a height")?;
+    let layout = Layout::Tiled { tile: r.image, candidates: Candidates::listed(&sizes) };
+    Ok(VisionModel::new(r, encoder, layout))
 }
 
 /// A SigLIP tower with a norm behind its blocks.
@@ -66,10 +75,12 @@ fn siglip(
     Ok(encoder)
 }
 
-pub(super) fn phi4(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
-    siglip(r, Interpolation::Antialiased, ["mm.0", "mm.2"])
+pub(super) fn phi4(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
+    let encoder = siglip(r, Interpolation::Antialiased, ["mm.0", "mm.2"])?;
+    Ok(VisionModel::new(r, encoder, r.kept_in_pixels(1)?).with_filter(Filter::Bilinear))
 }
 
-pub(super) fn janus_pro(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
-    siglip(r, Interpolation::None, ["mm.0", "mm.1"])
+pub(super) fn janus_pro(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
+    let encoder = siglip(r, Interpolation::None, ["mm.0", "mm.1"])?;
+    Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }).with_fill([127; 3]))
 }

@@ -1,8 +1,10 @@
 //! MiniCPM-V 2.6 to 4.5 (arXiv 2408.01800): SigLIP with a resampler. MiniCPM-V 4.6: two mergers instead of it.
 
+use metal_attention_pictures::Layout;
+
 use crate::vision::{
-    Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, MergeOrder, PositionTable, Resampler,
-    RowOrder, Stage,
+    EncoderActivation, EncoderReader, Interpolation, MergeOrder, PositionTable, Resampler, RowOrder, Stage,
+    TileMarkers, VisionModel,
 };
 use crate::{ModelError, NormKind};
 
@@ -17,7 +19,7 @@ fn buckets(r: &EncoderReader<'_>) -> Result<PositionTable, ModelError> {
     Ok(PositionTable { rows, width: r.width, size: [TABLE, TABLE], interpolation: Interpolation::Buckets })
 }
 
-pub(super) fn resampler(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn resampler(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let (patch, kernel) = r.patches()?;
     let n = r.n_embd;
     r.keys.check("vision.projection_dim", n, n.is_multiple_of(HEAD_DIM), "must be a multiple of 128")?;
@@ -40,10 +42,13 @@ pub(super) fn resampler(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, M
     })));
     stages.push(Stage::Norm(r.norm("resampler.ln_post", n, NormKind::Layer, r.eps)?));
     stages.push(Stage::Linear(r.linear("resampler.proj", n, Some(n))?));
-    Ok(Encoder { patch, stages, n_embd: n, n_deepstack: 0 })
+    // Version 2 is MiniCPM-V 2.5.
+    let is_first = r.keys.opt_usize("minicpmv_version")? == Some(2);
+    let model = VisionModel::new(r, r.encoder(patch, stages), Layout::MiniCpm { tile: r.image, multiple: r.patch });
+    Ok(model.with_tiles(if is_first { TileMarkers::MiniCpm25 } else { TileMarkers::MiniCpm26 }))
 }
 
-pub(super) fn minicpmv46(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn minicpmv46(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let merged = 4 * r.width;
     let merge = || Stage::Merge { side: 2, order: MergeOrder::PatchFirst };
     let norm = |name: &str, width: usize| r.norm(name, width, NormKind::Layer, r.eps).map(Stage::Norm);
@@ -66,5 +71,6 @@ pub(super) fn minicpmv46(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, 
     }
     stages.extend([norm("v.post_ln", r.width)?, merge(), norm("mm.input_norm", merged)?]);
     stages.push(Stage::FeedForward(r.feed_forward("mm.", [merged, r.n_embd], EncoderActivation::GeluErf)?));
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let layout = Layout::MiniCpm { tile: r.image, multiple: 4 * r.patch };
+    Ok(VisionModel::new(r, r.encoder(patch, stages), layout).with_tiles(TileMarkers::MiniCpm26))
 }

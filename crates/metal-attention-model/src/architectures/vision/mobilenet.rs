@@ -1,7 +1,10 @@
 //! MobileNet V5, the encoder of Gemma 3n: convolutions in four stages, each of which halves the grid, with attention in the last two.
 
+use metal_attention_pictures::{Filter, Layout};
+
 use crate::vision::{
-    Encoder, EncoderActivation, EncoderNorm, EncoderReader, FileWeights, PatchOrder, PatchSpec, QueryAttention, Stage,
+    EncoderActivation, EncoderNorm, EncoderReader, FileWeights, PatchOrder, PatchSpec, QueryAttention, Stage,
+    VisionModel,
 };
 use crate::{ModelError, NormKind};
 
@@ -127,7 +130,7 @@ impl Builder<'_> {
     }
 }
 
-pub(super) fn gemma3nv(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn gemma3nv(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let mut b = Builder { r, stages: Vec::new(), width: 3 };
     b.convolution("v.conv_stem.conv", 2)?;
     b.norm("v.conv_stem.bn")?;
@@ -167,5 +170,6 @@ pub(super) fn gemma3nv(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mo
     let projection = r.linear("mm.input_projection", width, Some(r.n_embd))?;
     b.stages.extend([Stage::Norm(norm), Stage::Linear(projection), Stage::Norm(plain(r.n_embd))]);
     let patch = PatchSpec { side: 1, order: PatchOrder::PixelFirst };
-    Ok(Encoder { patch, stages: b.stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let model = VisionModel::new(r, r.encoder(patch, b.stages), Layout::Square { side: r.image });
+    Ok(model.with_filter(Filter::Bilinear).with_markers(&[["<start_of_image>", "<end_of_image>"]]))
 }

@@ -1,4 +1,4 @@
-//! The families of picture encoders: one file for each, which makes the stages of an [`Encoder`] from an `mmproj` file, and one
+//! The families of picture encoders: one file for each, which makes a [`VisionModel`] from an `mmproj` file, and one
 //! table of the names of projectors. Nothing else looks at these names.
 //!
 //! In these files `r` is the file.
@@ -21,10 +21,10 @@ mod qwen;
 use metal_attention_gguf::GgufFile;
 
 use crate::ModelError;
-use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Stage};
+use crate::vision::{EncoderActivation, EncoderReader, FileWeights, Stage, VisionModel};
 
-/// A function that makes a family's encoder.
-type FamilyReader = fn(&EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError>;
+/// A function that makes a family's model.
+type FamilyReader = fn(&EncoderReader<'_>) -> Result<VisionModel, ModelError>;
 
 /// Every projector by its name in `clip.projector_type` or `clip.vision.projector_type`, with its function.
 #[rustfmt::skip]
@@ -41,7 +41,7 @@ const PROJECTORS: &[(&str, FamilyReader)] = &[
     ("kimik25",          kimi::kimik25),
     ("kimivl",           kimi::kimivl),
     ("lfm2",             lfm2::lfm2),
-    ("lightonocr",       pixtral::pixtral),
+    ("lightonocr",       pixtral::lightonocr),
     ("llama4",           llama4::llama4),
     ("minicpmv4_6",      minicpmv::minicpmv46),
     ("mlp",              llava::mlp),
@@ -54,8 +54,8 @@ const PROJECTORS: &[(&str, FamilyReader)] = &[
     ("resampler",        minicpmv::resampler),
 ];
 
-impl Encoder<FileWeights> {
-    /// Reads the encoder of an `mmproj` file.
+impl VisionModel {
+    /// Reads an `mmproj` file.
     ///
     /// # Errors
     ///

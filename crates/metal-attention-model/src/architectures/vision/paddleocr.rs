@@ -1,13 +1,13 @@
 //! PaddleOCR-VL (arXiv 2510.14528): a tower for pictures of any size, with learned positions and a rotation.
 
 use super::two_layers;
-use crate::vision::{Angles, Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, MergeOrder, Stage};
+use crate::vision::{Angles, EncoderActivation, EncoderReader, Interpolation, MergeOrder, Stage, VisionModel};
 use crate::{ModelError, NormKind};
 
 /// Epsilon of the projector's norm.
 const EPS: f32 = 1e-5;
 
-pub(super) fn paddleocr(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn paddleocr(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
     let angles = Angles::of_halves(r.head_dim());
     let (patch, kernel) = r.patches()?;
@@ -17,5 +17,6 @@ pub(super) fn paddleocr(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, M
     stages.push(Stage::Norm(r.norm("mm.input_norm", r.width, NormKind::Layer, EPS)?));
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.extend(two_layers(r, ["mm.1", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let model = VisionModel::new(r, r.encoder(patch, stages), r.kept_in_pixels(side)?);
+    Ok(model.with_markers(&[["<|IMAGE_START|>", "<|IMAGE_END|>"]]))
 }

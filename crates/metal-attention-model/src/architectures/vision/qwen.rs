@@ -3,15 +3,19 @@
 
 use super::two_layers;
 use crate::vision::{
-    Angles, Encoder, EncoderActivation, EncoderFeedForward, EncoderReader, FileWeights, Interpolation, MergeOrder,
-    RowOrder, Stage,
+    Angles, Encoder, EncoderActivation, EncoderFeedForward, EncoderReader, Interpolation, MergeOrder, RowOrder, Stage,
+    VisionModel,
 };
 use crate::{ModelError, NormKind};
 
+/// Least and most tokens of a picture.
+const TOKENS: [usize; 2] = [8, 4096];
+/// The texts around a picture.
+const MARKERS: &[[&str; 2]] = &[["<|vision_start|>", "<|vision_end|>"]];
 /// Pixels of the side of a window in Qwen2.5-VL, whatever the file says.
 const WINDOW: usize = 112;
 
-pub(super) fn qwen2vl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn qwen2vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
     let angles = Angles::of_halves(r.head_dim());
     let (patch, kernel) = r.patches()?;
@@ -20,10 +24,11 @@ pub(super) fn qwen2vl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mod
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.extend(two_layers(r, ["mm.0", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let model = VisionModel::new(r, r.encoder(patch, stages), r.kept(side, TOKENS));
+    Ok(model.with_markers(MARKERS))
 }
 
-pub(super) fn qwen25vl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn qwen25vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
     let every = r.keys.opt_size("vision.n_wa_pattern")?;
     let window = (WINDOW / (r.patch * side)).max(1) * side;
@@ -38,11 +43,12 @@ pub(super) fn qwen25vl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mo
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Rms, r.eps)?));
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.extend(two_layers(r, ["mm.0", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack: 0 })
+    let model = VisionModel::new(r, r.encoder(patch, stages), r.kept(side, TOKENS));
+    Ok(model.with_markers(MARKERS))
 }
 
 /// Qwen3-VL: learned positions, and rows of some blocks for the first layers of the text model (deepstack, arXiv 2406.04334).
-pub(super) fn qwen3vl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, ModelError> {
+pub(super) fn qwen3vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
     let merged = side * side * r.width;
     let angles = Angles::of_halves(r.head_dim());
@@ -69,5 +75,6 @@ pub(super) fn qwen3vl(r: &EncoderReader<'_>) -> Result<Encoder<FileWeights>, Mod
     stages.push(merge());
     stages.extend(two_layers(r, ["mm.0", "mm.2"], merged, EncoderActivation::Gelu)?);
     stages.push(Stage::JoinFeatures { with_rows: true });
-    Ok(Encoder { patch, stages, n_embd: r.n_embd, n_deepstack })
+    let encoder = Encoder { n_deepstack, ..r.encoder(patch, stages) };
+    Ok(VisionModel::new(r, encoder, r.kept(side, TOKENS)).with_markers(MARKERS))
 }
