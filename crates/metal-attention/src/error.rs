@@ -3,6 +3,7 @@
 use metal_attention_cpu::CpuError;
 use metal_attention_gguf::GgufError;
 use metal_attention_model::{ForwardError, ModelError};
+use metal_attention_pictures::PictureError;
 use metal_attention_tokenizer::TokenizerError;
 
 use crate::backends::{GpuError, GpuErrorKind};
@@ -42,6 +43,19 @@ pub enum Error {
     /// A batch was refused or failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),
+    /// A picture cannot be decoded, or not be divided as the model wants it.
+    #[error(transparent)]
+    Picture(#[from] PictureError),
+    /// The rows of a picture encoder do not fit the text model.
+    #[error(
+        "the mmproj file makes rows of {found} values, and the model reads rows of {expected}: use the mmproj file of this model"
+    )]
+    OtherPictureWidth {
+        /// The encoder's width.
+        found: usize,
+        /// The model's width.
+        expected: usize,
+    },
     /// The CPU backend could not be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),

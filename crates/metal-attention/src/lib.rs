@@ -15,6 +15,7 @@ pub mod host_snapshot;
 mod logits_processor;
 mod memory;
 mod model;
+mod pictures;
 mod prefix_store;
 mod prompt;
 mod rerank;
@@ -46,6 +47,7 @@ pub use metal_attention_cuda::{
     TensorParallelExecutor, TensorParallelPass, cuda_summaries,
 };
 pub use metal_attention_gguf as gguf;
+pub use metal_attention_model::vision;
 pub use metal_attention_model::{
     ASLEEP_AFTER, BatchToken, DEFAULT_UBATCH, DeviceInfo, Executor, ForwardError, ForwardPass, HiddenRows,
     HookedExecutor, Hooks, KernelTime, KernelTotal, LayerTrace, LoadedModel, Logits, MemoryUse, ModelSpec,
@@ -53,12 +55,14 @@ pub use metal_attention_model::{
     Session, SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TracedTokens,
     TypeChoices, Watch, Weights, highest,
 };
+pub use metal_attention_pictures as picture_files;
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "wgpu")]
 pub use metal_attention_wgpu as wgpu;
 #[cfg(feature = "wgpu")]
 pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
+pub use pictures::{EncodedPrompt, PictureEncoder, PictureEncoderPass, PictureRows, PromptBuilder, TokenLimits};
 pub use prompt::{ContentHash, PromptSpan, SequenceKey, SpanContent, SpanKey};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedSequence, SessionError, SessionFile};

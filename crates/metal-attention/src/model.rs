@@ -162,7 +162,7 @@ fn table_hash(file: &GgufFile) -> Sha256 {
 }
 
 /// See [`Model::fingerprint`].
-fn fingerprint(file: &GgufFile) -> [u8; 32] {
+pub(crate) fn fingerprint(file: &GgufFile) -> [u8; 32] {
     let mut hash = table_hash(file);
     for tensor in file.tensors() {
         let bytes = tensor.bytes();

@@ -1,11 +1,13 @@
 //! Models on the CPU.
 
-use metal_attention_cpu::{CpuCeilings, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
+use metal_attention_cpu::{CpuCeilings, CpuEncoder, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_gguf::Tensor;
+use metal_attention_model::vision::{EncodedPicture, Encoder, FileWeights, Pixels};
 use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, ModelSpec};
 
 use super::{Backend, BackendPass, CeilingEffort, DeviceCeilings, GpuList, Launches, log_memory, mib};
 use crate::memory::available_memory;
+use crate::pictures::PictureEncoderPass;
 use crate::{EngineOptions, Error, Model};
 
 /// The CPU. It runs every model.
@@ -37,13 +39,32 @@ impl Backend for Cpu {
     }
 }
 
-/// A forward pass with exactly these options.
-fn forward_pass(model: &Model, options: &EngineOptions) -> Result<CpuForwardPass, CpuError> {
-    let cpu = CpuOptions {
+/// Sets up an encoder of pictures on the CPU.
+pub(crate) fn open_encoder(
+    encoder: Encoder<FileWeights>,
+    options: &EngineOptions,
+) -> Result<Box<dyn PictureEncoderPass>, Error> {
+    Ok(Box::new(CpuEncoder::new(&cpu_options(options), encoder, options.exact)?))
+}
+
+impl PictureEncoderPass for CpuEncoder {
+    fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, Error> {
+        Ok(CpuEncoder::encode(self, pictures)?)
+    }
+}
+
+/// The threads and the watch of `options`.
+fn cpu_options(options: &EngineOptions) -> CpuOptions {
+    CpuOptions {
         n_threads: options.n_threads.unwrap_or_else(physical_cores),
         watch: options.watch.clone(),
         ..Default::default()
-    };
+    }
+}
+
+/// A forward pass with exactly these options.
+fn forward_pass(model: &Model, options: &EngineOptions) -> Result<CpuForwardPass, CpuError> {
+    let cpu = cpu_options(options);
     let session = options.session_options(options.n_ctx_of(model), options.n_ubatch.unwrap_or(DEFAULT_UBATCH));
     let pass = CpuExecutor::session(&cpu, model.loaded(), &session)?;
     tracing::info!("device: CPU, {}, threads: {}", pass.isa().name(), pass.n_threads());

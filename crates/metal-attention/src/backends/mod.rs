@@ -11,6 +11,7 @@ mod unavailable;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
+pub(crate) use self::cpu::open_encoder;
 use metal_attention_model::{ForwardPass, MemoryUse, ModelSpec, PageUse};
 
 pub use self::ceilings::{CeilingEffort, DeviceCeilings, Launches};
