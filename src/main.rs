@@ -27,6 +27,7 @@ mod model_args;
 mod model_summary;
 mod npy;
 mod output_file;
+mod picture_args;
 mod profile_args;
 mod progress;
 mod random_weights;
@@ -61,8 +62,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, embed, export_tokenizer, imatrix, info, kernels, launch,
-    list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, embed, encode_image, export_tokenizer, imatrix, info,
+    kernels, launch, list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -127,6 +128,7 @@ enum Command {
     Logits(logits::Args),
     #[command(aliases = ["embedding", "embeddings"])]
     Embed(embed::Args),
+    EncodeImage(encode_image::Args),
     Rerank(rerank::Args),
     Perplexity(perplexity::Args),
     Compare(compare::Args),
@@ -172,6 +174,7 @@ impl Command {
             Self::ExportTokenizer(args) => export_tokenizer::run(args),
             Self::Logits(args) => logits::run(args),
             Self::Embed(args) => embed::run(args),
+            Self::EncodeImage(args) => encode_image::run(args),
             Self::Rerank(args) => rerank::run(args),
             Self::Perplexity(args) => perplexity::run(args),
             Self::Compare(args) => compare::run(args),

@@ -217,6 +217,11 @@ impl ModelArgs {
         self.named().map(|path| find(path).map_err(|error| self.with_source(error))).transpose()
     }
 
+    /// The path of the model's file, downloaded if it is not on this machine. `None`: the built-in model.
+    pub fn path(&self) -> Result<Option<PathBuf>, CliError> {
+        self.file()
+    }
+
     /// The model's name as given, or that of the built-in model.
     pub fn name(&self) -> String {
         self.named().map_or("stories260K (built in)".into(), |path| safe(&path.display().to_string()))

@@ -7,6 +7,7 @@ pub mod completions;
 pub mod detokenize;
 pub mod devices;
 pub mod embed;
+pub mod encode_image;
 pub mod export_tokenizer;
 pub mod imatrix;
 pub mod info;

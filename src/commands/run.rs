@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{GenerateOptions, Generator, Model, StopReason};
-use metal_attention_chat::{ChatTemplate, Message, ReasoningSetting, RenderRequest, RenderedPrompt};
+use metal_attention::{GenerateOptions, Generator, Model, PromptSpan, StopReason};
+use metal_attention_chat::{ChatTemplate, Message, Prompt, ReasoningSetting, RenderRequest, RenderedPrompt};
 use metal_attention_grammar::GrammarCompiler;
 
 use crate::cli_error::CliError;
@@ -21,6 +21,7 @@ use crate::engine_args::EngineArgs;
 use crate::form_args::{FormArgs, constrain};
 use crate::interrupt;
 use crate::model_args::ModelArgs;
+use crate::picture_args::{PictureArgs, Pictures};
 use crate::profile_args::ProfileArgs;
 use crate::progress::ProgressLine;
 use crate::run_output::RunOutput;
@@ -49,6 +50,7 @@ Examples:
   metal-attention run -m model.gguf -f chapter.txt -n 200 --seed 42
   echo \"Dear diary,\" | metal-attention run -m model.gguf -
   metal-attention run -m model.gguf -p \"Q: What is Rust? A:\" --stop \"Q:\" --json
+  metal-attention run -m gemma-3-4b.gguf \"What is this?\" --image photo.jpg
   metal-attention run llama3.2 \"Is the sky blue?\" --regex \"yes|no\"
   metal-attention run llama3.2 \"Describe a cat.\" --json-schema @cat.schema.json";
 
@@ -116,6 +118,9 @@ pub struct Args {
     json: bool,
 
     #[command(flatten)]
+    pictures: PictureArgs,
+
+    #[command(flatten)]
     profile: ProfileArgs,
 
     #[command(flatten)]
@@ -150,7 +155,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let tokenizer = model_args.tokenizer(&model)?;
     let sampling = args.sampling.options(&model)?;
     loading.weigh(model.gguf().tensor_bytes());
-    let mut generator = Generator::new(&model, &args.engine.options(&model), sampling)?;
+    let options = args.engine.options(&model);
+    let mut generator = Generator::new(&model, &options, sampling)?;
     if args.profile.is_set() {
         generator.start_profile()?;
     }
@@ -158,6 +164,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
 
+    let pictures = args.pictures.encode(&model_args, &model, &tokenizer, &options)?;
     let grammars = GrammarCompiler::new(&tokenizer);
     let mut output = RunOutput::new(args.json);
     let mut stop = args.stop.clone();
@@ -165,16 +172,19 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         PromptFlag::Plain(_) => None,
         PromptFlag::Message(_) => args.template(&model, &tokenizer)?,
     };
-    let (text, ids) = match (given, template) {
+    let (text, (ids, spans)) = match (given, template) {
         (PromptFlag::Message(text), Some(template)) => {
-            let rendered = args.message(text, &template)?;
+            let rendered = args.message(args.pictures.marked(&text)?, &template)?;
             stop.extend(template.stop_strings().iter().map(|&stop| stop.to_owned()));
             output.answer(Arc::clone(&tokenizer), template.continued_parser(&rendered, &[]));
-            let ids = rendered.prompt.encode(&tokenizer);
+            let inputs = match &pictures {
+                None => (rendered.prompt.encode(&tokenizer), Vec::new()),
+                Some(pictures) => pictures.prompt(&rendered.prompt, &model, &tokenizer),
+            };
             if let Some(form) = &form {
                 constrain(&mut generator, &grammars, form, Some((&template, &rendered.prompt.text)))?;
             }
-            (rendered.prompt.text, ids)
+            (Pictures::shown(&rendered.prompt.text), inputs)
         }
         (PromptFlag::Plain(text) | PromptFlag::Message(text), _) => {
             if !args.raw && has_template(&model) {
@@ -183,16 +193,23 @@ pub fn run(args: &Args) -> Result<(), CliError> {
                       leaves this note out",
                 );
             }
-            let ids = tokenizer.encode(&text, args.encoding.options());
+            let inputs = match &pictures {
+                None => (tokenizer.encode(&text, args.encoding.options()), Vec::new()),
+                Some(pictures) => {
+                    let prompt = Prompt { text: args.pictures.marked(&text)?, literals: Vec::new() };
+                    pictures.prompt(&prompt, &model, &tokenizer)
+                }
+            };
             if let Some(form) = &form {
                 constrain(&mut generator, &grammars, form, None)?;
             }
-            (text, ids)
+            (text, inputs)
         }
     };
     // After Ctrl-C the text so far and the statistics are printed.
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
-    let stop_reason = args.continue_text(&model_args.name(), &text, &ids, stop, &mut generator, &mut output)?;
+    let stop_reason =
+        args.continue_text(&model_args.name(), &text, (&ids, &spans), stop, &mut generator, &mut output)?;
     let statistics = RunStatistics { load, timings: generator.timings() };
     output.end(stop_reason, &statistics)?;
     if stop_reason == Some(StopReason::ContextFull) {
@@ -315,14 +332,14 @@ impl Args {
         &self,
         model: &str,
         text: &str,
-        ids: &[u32],
+        (ids, spans): (&[u32], &[PromptSpan]),
         stop: Vec<String>,
         generator: &mut Generator,
         output: &mut RunOutput,
     ) -> Result<Option<StopReason>, CliError> {
         let n_layer = generator.model().spec().n_layer();
         let progress = ProgressLine::steps("reading the prompt", ids.len() as u64).watched(n_layer);
-        let prefilled = generator.prompt(ids, |done, _total| {
+        let prefilled = generator.prompt_with_spans(ids, spans, |done, _total| {
             progress.set(done as u64);
             ControlFlow::Continue(())
         });

@@ -1,0 +1,110 @@
+//! `encode-image`: the rows of embeddings that a model reads of a picture.
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use metal_attention::PromptBuilder;
+use serde::Serialize;
+
+use crate::cli_error::CliError;
+use crate::engine_args::EngineArgs;
+use crate::interrupt;
+use crate::model_args::ModelArgs;
+use crate::npy;
+use crate::output_file::OutputFile;
+use crate::picture_args::{MmprojArgs, read_picture};
+
+const AFTER_HELP: &str = "\
+The rows of all parts of the picture (tiles, the whole) follow each other; rows that are added after the first layers (Qwen3-VL) \
+are beside each row. With --json stdout has the chunks of a prompt that is only the picture.
+
+Examples:
+  metal-attention encode-image -m model.gguf --mmproj mmproj.gguf --image photo.jpg -o rows.npy
+  metal-attention encode-image -m model.gguf --image photo.jpg --json";
+
+/// Write the embeddings of a picture
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    encoder: MmprojArgs,
+
+    /// The picture; -: from stdin
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    image: PathBuf,
+
+    /// Write a float32 .npy file of shape [tokens, width]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Print a JSON object with the chunks
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// A part of the prompt.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Chunk {
+    /// Tokens.
+    Text { ids: Vec<u32> },
+    /// Rows, of a grid with `nx` columns and `ny` rows.
+    Image { tokens: usize, nx: usize, ny: usize },
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Chunks {
+    chunks: Vec<Chunk>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let model = args.model.open()?;
+    let tokenizer = args.model.tokenizer(&model)?;
+    let picture = read_picture(&args.image)?;
+    let options = args.engine.options(&model);
+    let mut encoder = args.encoder.open(&args.model, &model, &options)?;
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    let encoded = encoder.encode(&picture, &tokenizer)?;
+    if let Some(path) = &args.output {
+        let failed = |source| CliError::Write { to: path.display().to_string(), source };
+        let width = encoder.row_width();
+        let n_rows = encoded.entries.iter().map(|entry| entry.encoded.rows.len()).sum::<usize>() / width;
+        let mut file = OutputFile::create(path)?;
+        let mut out = BufWriter::new(&mut file);
+        npy::write_header(&mut out, n_rows, width).map_err(failed)?;
+        for entry in &encoded.entries {
+            npy::write_numbers(&mut out, &entry.encoded.rows).map_err(failed)?;
+        }
+        out.flush().map_err(failed)?;
+        drop(out);
+        file.commit()?;
+    }
+    let mut builder = PromptBuilder::new(&tokenizer);
+    builder.picture(&encoder, &encoded, model.spec());
+    let (ids, spans) = builder.finish();
+    let mut chunks = Vec::new();
+    let mut start = 0;
+    for (span, entry) in spans.iter().zip(&encoded.entries) {
+        chunks.push(Chunk::Text { ids: ids[start..span.inputs.start].to_vec() });
+        chunks.push(Chunk::Image { tokens: span.inputs.len(), nx: entry.encoded.nx, ny: entry.encoded.ny });
+        start = span.inputs.end;
+    }
+    chunks.push(Chunk::Text { ids: ids[start..].to_vec() });
+    chunks.retain(|chunk| !matches!(chunk, Chunk::Text { ids } if ids.is_empty()));
+    let mut out = io::stdout().lock();
+    let written = if args.json {
+        serde_json::to_writer(&mut out, &Chunks { chunks }).map_err(io::Error::from).and_then(|()| writeln!(out))
+    } else {
+        let n: usize = spans.iter().map(|span| span.inputs.len()).sum();
+        writeln!(out, "{} x {} pixels: {n} rows in {} parts", picture.width(), picture.height(), spans.len())
+    };
+    written.map_err(CliError::stdout)
+}

@@ -1,0 +1,189 @@
+//! Flags for pictures, and the prompts that have them.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use metal_attention::picture_files::{Limits, Picture};
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{
+    EncodedPrompt, EngineOptions, Error, Model, PictureEncoder, PromptBuilder, PromptSpan, TokenLimits,
+};
+use metal_attention_chat::Prompt;
+
+use crate::cli_error::CliError;
+use crate::map_gguf::map_gguf;
+use crate::model_args::ModelArgs;
+use crate::progress::ProgressLine;
+
+/// The place of a picture in a text.
+const PLACE: &str = "<image>";
+
+/// What stands for a picture in a message while the template renders it: characters of a private use area, which no template
+/// looks at and no text has.
+const MARKER: &str = "\u{f5ac}\u{f5ad}";
+
+/// Pictures for the prompt, and the file that encodes them.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Pictures")]
+pub struct PictureArgs {
+    /// A picture for the prompt: JPEG, PNG, WebP, BMP or GIF; -: from stdin (repeatable). It stands where the text has <image>,
+    /// else before the text
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    image: Vec<PathBuf>,
+
+    #[command(flatten)]
+    encoder: MmprojArgs,
+}
+
+/// The file that encodes pictures.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Pictures")]
+pub struct MmprojArgs {
+    /// The model's mmproj file, which encodes pictures [default: the file with mmproj in its name beside the model]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    mmproj: Option<PathBuf>,
+
+    /// Fewest tokens of a picture, in models that keep its size
+    #[arg(long, value_name = "N")]
+    image_min_tokens: Option<usize>,
+
+    /// Most tokens of a picture, in models that keep its size
+    #[arg(long, value_name = "N")]
+    image_max_tokens: Option<usize>,
+}
+
+/// The pictures of a prompt, encoded.
+pub struct Pictures {
+    encoder: PictureEncoder,
+    encoded: Vec<EncodedPrompt>,
+}
+
+impl PictureArgs {
+    /// Reads and encodes the pictures; `None` without any.
+    pub fn encode(
+        &self,
+        args: &ModelArgs,
+        model: &Model,
+        tokenizer: &Tokenizer,
+        options: &EngineOptions,
+    ) -> Result<Option<Pictures>, CliError> {
+        if self.image.is_empty() {
+            return Ok(None);
+        }
+        let pictures = self.image.iter().map(|path| read_picture(path)).collect::<Result<Vec<_>, _>>()?;
+        let mut encoder = self.encoder.open(args, model, options)?;
+        let progress = ProgressLine::steps("reading the pictures", pictures.len() as u64);
+        let mut encoded = Vec::with_capacity(pictures.len());
+        for picture in &pictures {
+            encoded.push(encoder.encode(picture, tokenizer)?);
+            progress.set(encoded.len() as u64);
+        }
+        Ok(Some(Pictures { encoder, encoded }))
+    }
+
+    /// The text of a message, in which [`MARKER`] stands for each picture.
+    pub fn marked(&self, text: &str) -> Result<String, CliError> {
+        if self.image.is_empty() {
+            return Ok(text.to_owned());
+        }
+        let (places, n) = (text.matches(PLACE).count(), self.image.len());
+        if places > n {
+            return Err(CliError::Usage(format!(
+                "the text has {places} places for pictures ({PLACE}), and there are {n} (--image)"
+            )));
+        }
+        Ok(MARKER.repeat(n - places) + &text.replace(PLACE, MARKER))
+    }
+}
+
+impl MmprojArgs {
+    /// Sets up the encoder.
+    pub fn open(&self, args: &ModelArgs, model: &Model, options: &EngineOptions) -> Result<PictureEncoder, CliError> {
+        let path = match &self.mmproj {
+            Some(path) => path.clone(),
+            None => find_mmproj(args)?,
+        };
+        let in_file = |error: Error| CliError::InFile { file: path.display().to_string(), error };
+        let loading = ProgressLine::spinner("loading the picture encoder");
+        let file = map_gguf(&path).map_err(|error| in_file(error.into()))?;
+        loading.weigh(file.tensor_bytes());
+        let limits = TokenLimits { min: self.image_min_tokens, max: self.image_max_tokens };
+        PictureEncoder::new(&file, model.spec(), options, limits).map_err(in_file)
+    }
+}
+
+impl Pictures {
+    /// The ids and spans of a rendered prompt, in which [`MARKER`] stands for each picture.
+    pub fn prompt(&self, prompt: &Prompt, model: &Model, tokenizer: &Tokenizer) -> (Vec<u32>, Vec<PromptSpan>) {
+        let mut builder = PromptBuilder::new(tokenizer);
+        let mut start = 0;
+        for (text, picture) in prompt.text.split(MARKER).zip(self.encoded.iter().map(Some).chain([None])) {
+            let end = start + text.len();
+            let literals = prompt.literals.iter().filter(|at| (start..end).contains(at));
+            let literals: Vec<usize> = literals.map(|at| at - start).collect();
+            if !text.is_empty() {
+                builder.text(text, &literals);
+            }
+            if let Some(picture) = picture {
+                builder.picture(&self.encoder, picture, model.spec());
+            }
+            start = end + MARKER.len();
+        }
+        builder.finish()
+    }
+
+    /// A text in which [`MARKER`] stands for each picture, as it is shown to the user.
+    pub fn shown(text: &str) -> String {
+        text.replace(MARKER, PLACE)
+    }
+}
+
+/// Reads and decodes a picture.
+pub fn read_picture(path: &Path) -> Result<Picture, CliError> {
+    let limits = Limits::default();
+    let failed = |why: &dyn std::fmt::Display| CliError::Usage(format!("cannot read {}: {why}", path.display()));
+    let mut bytes = Vec::new();
+    let most = limits.max_bytes as u64 + 1;
+    let read = if path == Path::new("-") {
+        std::io::stdin().lock().take(most).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes))
+    };
+    read.map_err(|why| failed(&why))?;
+    Picture::decode(&bytes, &limits).map_err(|why| failed(&why))
+}
+
+/// The `mmproj` file in the model's folder: the only one, or the one whose name begins most like the model's.
+fn find_mmproj(args: &ModelArgs) -> Result<PathBuf, CliError> {
+    let missing = || {
+        CliError::Usage(
+            "this model sees no pictures: there is no mmproj file beside it; name the file with --mmproj (it is in the model's \
+             repository)"
+                .into(),
+        )
+    };
+    let model = args.path()?.ok_or_else(missing)?;
+    let folder = match model.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        Some(_) | None => Path::new("."),
+    };
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let files = std::fs::read_dir(folder).map_err(|_| missing())?;
+    let mut found: Vec<PathBuf> = files
+        .filter_map(|file| file.ok().map(|file| file.path()))
+        .filter(|path| name(path).contains("mmproj") && name(path).ends_with(".gguf") && *path != model)
+        .collect();
+    found.sort();
+    // The letters that names have in common without "mmproj", which stands before or behind the model's name.
+    let bare = |path: &Path| name(path).replace("mmproj", "").trim_matches(['-', '_', '.']).to_owned();
+    let common = |path: &PathBuf| bare(path).chars().zip(name(&model).chars()).take_while(|(a, b)| a == b).count();
+    let most = found.iter().map(common).max().ok_or_else(missing)?;
+    let mut best: Vec<_> = found.iter().filter(|path| common(path) == most).collect();
+    if best.len() > 1 {
+        let list: String = best.iter().map(|path| format!("\n  {}", path.display())).collect();
+        return Err(CliError::Usage(format!(
+            "several mmproj files fit the model's name; name one with --mmproj:{list}"
+        )));
+    }
+    Ok(best.remove(0).clone())
+}
