@@ -59,6 +59,11 @@ pub struct Pictures {
 }
 
 impl PictureArgs {
+    /// Whether there are any.
+    pub fn are_given(&self) -> bool {
+        !self.image.is_empty()
+    }
+
     /// Reads and encodes the pictures; `None` without any.
     pub fn encode(
         &self,
@@ -171,7 +176,8 @@ fn find_mmproj(args: &ModelArgs) -> Result<PathBuf, CliError> {
     let files = std::fs::read_dir(folder).map_err(|_| missing())?;
     let mut found: Vec<PathBuf> = files
         .filter_map(|file| file.ok().map(|file| file.path()))
-        .filter(|path| name(path).contains("mmproj") && name(path).ends_with(".gguf") && *path != model)
+        .filter(|path| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")))
+        .filter(|path| name(path).contains("mmproj") && *path != model)
         .collect();
     found.sort();
     // The letters that names have in common without "mmproj", which stands before or behind the model's name.
@@ -180,9 +186,10 @@ fn find_mmproj(args: &ModelArgs) -> Result<PathBuf, CliError> {
     let most = found.iter().map(common).max().ok_or_else(missing)?;
     let mut best: Vec<_> = found.iter().filter(|path| common(path) == most).collect();
     if best.len() > 1 {
-        let list: String = best.iter().map(|path| format!("\n  {}", path.display())).collect();
+        let list: Vec<String> = best.iter().map(|path| path.display().to_string()).collect();
+        let list = list.join("\n  ");
         return Err(CliError::Usage(format!(
-            "several mmproj files fit the model's name; name one with --mmproj:{list}"
+            "several mmproj files fit the model's name; name one with --mmproj:\n  {list}"
         )));
     }
     Ok(best.remove(0).clone())

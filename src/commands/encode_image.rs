@@ -104,7 +104,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         serde_json::to_writer(&mut out, &Chunks { chunks }).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
         let n: usize = spans.iter().map(|span| span.inputs.len()).sum();
-        writeln!(out, "{} x {} pixels: {n} rows in {} parts", picture.width(), picture.height(), spans.len())
+        writeln!(out, "{} x {} pixels: {n} rows in {} part(s)", picture.width(), picture.height(), spans.len())
     };
     written.map_err(CliError::stdout)
 }

@@ -265,6 +265,9 @@ impl Args {
     fn input_without_text(&self, model: &ModelArgs) -> Result<Option<PromptFlag>, CliError> {
         let (input, output) = (std::io::stdin(), std::io::stdout());
         let for_program = self.json || self.raw || self.echo;
+        if self.pictures.are_given() && input.is_terminal() {
+            return Ok(Some(PromptFlag::Message(String::new())));
+        }
         if model.is_named() && !for_program && input.is_terminal() && output.is_terminal() {
             return Ok(None);
         }

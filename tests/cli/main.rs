@@ -20,6 +20,7 @@ mod launch;
 mod logits;
 mod mcp;
 mod models;
+mod pictures;
 mod positional_arguments;
 mod profile;
 mod quantize;

@@ -3,6 +3,7 @@
 pub mod encoder;
 pub mod http_server;
 pub mod hub_server;
+pub mod mmproj;
 pub mod models;
 pub mod reference;
 pub mod vocabulary;

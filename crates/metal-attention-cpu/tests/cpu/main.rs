@@ -2,6 +2,7 @@
 
 mod attention;
 mod cancel;
+mod encoder;
 mod forward;
 mod hostile;
 mod reference;

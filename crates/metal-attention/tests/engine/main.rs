@@ -11,6 +11,7 @@ mod hybrid;
 mod long_delta_rule;
 mod long_mamba;
 mod new_backend;
+mod pictures;
 mod random_models;
 mod rwkv;
 mod scheduler;
