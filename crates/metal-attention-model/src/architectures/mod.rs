@@ -43,7 +43,7 @@ mod rwkv;
 mod spark;
 mod stablelm;
 mod step35;
-mod vision;
+pub(crate) mod vision;
 
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};

@@ -14,6 +14,7 @@ mod positions;
 mod run;
 mod stages;
 
+pub use crate::architectures::vision::projectors;
 pub use geometry::{Layout, MergeOrder, NO_ROW, Place, RowOrder};
 pub use model::{PictureAttention, PictureMarkers, PromptPart, TileMarkers, VisionModel};
 pub use ops::{AttentionSegment, EncoderOps, PrepareEncoder};

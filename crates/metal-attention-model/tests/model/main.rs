@@ -6,4 +6,5 @@ mod recipe;
 mod rwkv;
 mod shapes;
 mod spec;
+mod vision;
 mod weights;

@@ -26,33 +26,39 @@ use crate::vision::{EncoderActivation, EncoderReader, FileWeights, Stage, Vision
 /// A function that makes a family's model.
 type FamilyReader = fn(&EncoderReader<'_>) -> Result<VisionModel, ModelError>;
 
-/// Every projector by its name in `clip.projector_type` or `clip.vision.projector_type`, with its function.
+/// Every projector by its name in `clip.projector_type` or `clip.vision.projector_type`, with the models that have it and its
+/// function.
 #[rustfmt::skip]
-const PROJECTORS: &[(&str, FamilyReader)] = &[
-    ("dots_ocr",         dots_ocr::dots_ocr),
-    ("gemma3",           gemma::gemma3),
-    ("gemma3nv",         mobilenet::gemma3nv),
-    ("gemma4uv",         gemma::gemma4uv),
-    ("gemma4v",          gemma::gemma4v),
-    ("glm4v",            glm4v::glm4v),
-    ("idefics3",         idefics3::idefics3),
-    ("internvl",         internvl::internvl),
-    ("janus_pro",        llava::janus_pro),
-    ("kimik25",          kimi::kimik25),
-    ("kimivl",           kimi::kimivl),
-    ("lfm2",             lfm2::lfm2),
-    ("lightonocr",       pixtral::lightonocr),
-    ("llama4",           llama4::llama4),
-    ("minicpmv4_6",      minicpmv::minicpmv46),
-    ("mlp",              llava::mlp),
-    ("paddleocr",        paddleocr::paddleocr),
-    ("phi4",             llava::phi4),
-    ("pixtral",          pixtral::pixtral),
-    ("qwen2.5vl_merger", qwen::qwen25vl),
-    ("qwen2vl_merger",   qwen::qwen2vl),
-    ("qwen3vl_merger",   qwen::qwen3vl),
-    ("resampler",        minicpmv::resampler),
+const PROJECTORS: &[(&str, &str, FamilyReader)] = &[
+    ("dots_ocr",         "dots.ocr",                                              dots_ocr::dots_ocr),
+    ("gemma3",           "Gemma 3 4B, 12B, 27B",                                  gemma::gemma3),
+    ("gemma3nv",         "Gemma 3n E2B, E4B",                                     mobilenet::gemma3nv),
+    ("gemma4uv",         "Gemma 4 unified",                                       gemma::gemma4uv),
+    ("gemma4v",          "Gemma 4",                                               gemma::gemma4v),
+    ("glm4v",            "GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR",                 glm4v::glm4v),
+    ("idefics3",         "Idefics3, SmolVLM",                                     idefics3::idefics3),
+    ("internvl",         "InternVL 2.5, 3, 3.5",                                  internvl::internvl),
+    ("janus_pro",        "Janus-Pro",                                             llava::janus_pro),
+    ("kimik25",          "Kimi K2.5, GLM-5.2-V",                                  kimi::kimik25),
+    ("kimivl",           "Kimi-VL",                                               kimi::kimivl),
+    ("lfm2",             "LFM2-VL, LFM2.5-VL",                                    lfm2::lfm2),
+    ("lightonocr",       "LightOnOCR",                                            pixtral::lightonocr),
+    ("llama4",           "Llama 4 Scout, Maverick",                               llama4::llama4),
+    ("minicpmv4_6",      "MiniCPM-V 4.6",                                         minicpmv::minicpmv46),
+    ("mlp",              "LLaVA 1.5, 1.6; Granite Vision 3",                      llava::mlp),
+    ("paddleocr",        "PaddleOCR-VL",                                          paddleocr::paddleocr),
+    ("phi4",             "Phi-4 reasoning vision",                                llava::phi4),
+    ("pixtral",          "Pixtral; Mistral Small 3.1, 3.2; Ministral 3; Devstral 2", pixtral::pixtral),
+    ("qwen2.5vl_merger", "Qwen2.5-VL",                                            qwen::qwen25vl),
+    ("qwen2vl_merger",   "Qwen2-VL",                                              qwen::qwen2vl),
+    ("qwen3vl_merger",   "Qwen3-VL, Qwen3.5",                                     qwen::qwen3vl),
+    ("resampler",        "MiniCPM-V 2.5, 2.6, 4.0, 4.5",                          minicpmv::resampler),
 ];
+
+/// The names of the projectors of all families, with the models that have them, in the order of the names.
+pub fn projectors() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PROJECTORS.iter().map(|(name, models, _)| (*name, *models))
+}
 
 impl VisionModel {
     /// Reads an `mmproj` file.
@@ -69,7 +75,7 @@ impl VisionModel {
             None => of_key("clip.projector_type")?
                 .ok_or_else(|| ModelError::MissingKey { key: "clip.projector_type".into() })?,
         };
-        let family = PROJECTORS.iter().find(|(known, _)| *known == name).map(|(_, family)| family);
+        let family = PROJECTORS.iter().find(|(known, ..)| *known == name).map(|(.., family)| family);
         let family = family.ok_or_else(|| ModelError::UnsupportedFeature {
             key: "clip.projector_type".into(),
             value: name,
