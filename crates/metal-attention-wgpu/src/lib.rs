@@ -9,6 +9,7 @@ mod device;
 mod disk_cache;
 mod dispatch;
 mod emit;
+mod encoder;
 mod error;
 mod executor;
 #[cfg(feature = "internal-kernels")]
@@ -41,6 +42,7 @@ pub use ceilings::{LaunchCosts, WgpuCeilings};
 pub use device::{WgpuDevice, WgpuOptions};
 pub use dispatch::{AccessRange, BatchDims, Dispatch, ExpertTiles, GridExtent};
 pub use emit::{EmitError, ShaderLanguage, emit};
+pub use encoder::WgpuEncoder;
 pub use error::WgpuError;
 pub use executor::{WgpuExecutor, WgpuForwardPass};
 pub use kernels::catalogue;

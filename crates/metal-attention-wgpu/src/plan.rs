@@ -40,7 +40,7 @@ use crate::kv_cache::WgpuKvCache;
 use crate::spans::Spans;
 use crate::state::WgpuStates;
 use crate::weights::{WgpuLinear, WgpuNorm, WgpuWeights};
-use crate::{BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
+use crate::{BatchDims, Bind, Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
 
 /// Most tokens of a batch that goes through GEMV kernels, and most sequences of a decode step that
 /// `BatchKind::Sequences` covers.
@@ -323,7 +323,7 @@ impl<'a> PlanBuilder<'a> {
     ) -> Result<Dispatch, WgpuError> {
         let shape =
             NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..shape };
-        kernels::norm(self.gpu, shape, x, Some(&norm.weights), y, self.batch)
+        kernels::norm(self.gpu, shape, x.map(|x| x as &dyn Bind), Some(&norm.weights), y, self.batch)
     }
 
     /// Appends `y = linear input` for all tokens, with the epilogue `output`. A pending norm is computed from

@@ -133,6 +133,11 @@ impl MatmulScratch {
         Self::of(gpu, size_of::<f32>(), n_tokens, n_in)
     }
 
+    /// Elements of a row of `n_in` elements in the format of matrix units.
+    pub(crate) fn padded_len(n_in: usize) -> usize {
+        n_in.next_multiple_of(MAX_DEPTH)
+    }
+
     /// Buffers for numbers of `bytes` bytes.
     pub(super) fn of(gpu: &WgpuDevice, bytes: usize, n_tokens: usize, n_in: usize) -> Result<Self, WgpuError> {
         let [padded, scales] = Self::bytes_of(bytes, n_tokens, n_in);
@@ -144,7 +149,7 @@ impl MatmulScratch {
 
     /// Bytes of the two buffers.
     pub(super) fn bytes_of(bytes: usize, n_tokens: usize, n_in: usize) -> [u64; 2] {
-        let row = bytes * n_in.next_multiple_of(MAX_DEPTH);
+        let row = bytes * Self::padded_len(n_in);
         [(n_tokens * row) as u64, (n_tokens * bytes.min(1) * 4) as u64]
     }
 }
@@ -159,8 +164,8 @@ pub fn matmul(
     options: MatvecOptions<'_>,
     n_tokens: usize,
     exact: bool,
-    x: &wgpu::Buffer,
-    y: &wgpu::Buffer,
+    x: &dyn Bind,
+    y: &dyn Bind,
     scratch: &MatmulScratch,
     batch: &wgpu::Buffer,
 ) -> Result<Vec<Dispatch>, WgpuError> {
@@ -175,8 +180,8 @@ pub fn matmul_by(
     matrix: &WgpuMatrix,
     options: MatvecOptions<'_>,
     method: impl Fn(&MatrixPart) -> MatmulMethod,
-    x: &wgpu::Buffer,
-    y: &wgpu::Buffer,
+    x: &dyn Bind,
+    y: &dyn Bind,
     scratch: &MatmulScratch,
     batch: &wgpu::Buffer,
 ) -> Result<Vec<Dispatch>, WgpuError> {

@@ -162,8 +162,8 @@ pub fn multi_token_matvec(
     matrix: &WgpuMatrix,
     options: MatvecOptions<'_>,
     token_tile: usize,
-    x: &wgpu::Buffer,
-    y: &wgpu::Buffer,
+    x: &dyn Bind,
+    y: &dyn Bind,
     batch: &wgpu::Buffer,
 ) -> Result<Vec<Dispatch>, WgpuError> {
     if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
@@ -197,7 +197,7 @@ pub fn matvec_of_inputs(
         end += rows;
         *row_end = end;
     }
-    let inputs: Vec<_> = inputs.iter().map(|(_, input)| *input).collect();
+    let inputs: Vec<_> = inputs.iter().map(|(_, input)| *input as &dyn Bind).collect();
     products(gpu, matrix, MatvecOptions::default(), row_ends, token_tile, &inputs, y, batch)
 }
 
@@ -210,8 +210,8 @@ fn products(
     options: MatvecOptions<'_>,
     row_ends: [usize; MAX_INPUTS],
     token_tile: usize,
-    inputs: &[&wgpu::Buffer],
-    y: &wgpu::Buffer,
+    inputs: &[&dyn Bind],
+    y: &dyn Bind,
     batch: &wgpu::Buffer,
 ) -> Result<Vec<Dispatch>, WgpuError> {
     let token_tile = token_tile.clamp(1, 8);
@@ -222,7 +222,7 @@ fn products(
             let tile = product.tile(gpu.features());
             let groups = product.groups(tile);
             let weights: (&dyn Bind, AccessRange) = (&part.buffer, AccessRange::Fixed(part.bytes(matrix.n_in())));
-            let mut inputs = inputs.iter().map(|&x| (x as &dyn Bind, options.input_range(matrix)));
+            let mut inputs = inputs.iter().map(|&x| (x, options.input_range(matrix)));
             let mut buffers = vec![weights];
             buffers.extend(inputs.next());
             buffers.push((y, options.output_range(matrix)));

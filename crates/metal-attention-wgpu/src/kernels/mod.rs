@@ -13,6 +13,7 @@ mod buffer_copy;
 mod channel_gate;
 mod decode_attention;
 mod decode_layers;
+mod elementwise;
 mod embedding;
 mod embedding_sum;
 mod experts;
@@ -25,14 +26,18 @@ mod matmul;
 mod matmul_split;
 mod matvec;
 mod norm;
+mod place_columns;
 mod prefill_attention;
 mod rates;
 mod recurrent;
 mod residual_add;
 mod rmsnorm;
 mod rope;
+mod rotate_pairs;
 mod row_gate;
+mod row_sums;
 mod scale;
+mod segment_attention;
 mod short_conv;
 mod streams;
 mod top_k;
@@ -48,6 +53,7 @@ pub use buffer_copy::buffer_copy;
 pub use channel_gate::{channel_gate, channel_gate_twin};
 pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_len};
 pub use decode_layers::{DecodeLayersBuffers, DecodeLayersShape, LayerMatrices, decode_layers};
+pub use elementwise::{ElementOp, elementwise, encoder_activation_twin};
 pub use embedding::{embedding, embedding_twin};
 pub use embedding_sum::{embedding_sum, embedding_sum_twin};
 pub use experts::{
@@ -70,14 +76,18 @@ pub use matvec::{
     multi_token_matvec,
 };
 pub use norm::{NormShape, norm, norm_twin};
+pub use place_columns::{ColumnPlace, place_columns, place_columns_twin};
 pub use prefill_attention::{prefill_attention, prefill_attention_cooperative, prefill_on_matrix_units};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
 pub use recurrent::*;
 pub use residual_add::{residual_add, residual_add_twin};
 pub use rmsnorm::{RmsNormShape, rmsnorm, rmsnorm_twin};
 pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_twin};
+pub use rotate_pairs::{RotateShape, rotate_pairs, rotate_pairs_twin};
 pub use row_gate::{row_gate, row_gate_twin};
+pub use row_sums::{SummedRows, row_sums, row_sums_twin};
 pub use scale::{ScaleShape, scale, scale_twin};
+pub use segment_attention::{SegmentAttentionShape, segment_attention, segment_attention_twin};
 pub use short_conv::{MAX_TAPS, ShortConvBuffers, short_conv, short_conv_twin};
 pub use streams::{
     StreamSlice, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
@@ -123,6 +133,11 @@ pub fn catalogue() -> Vec<PipelineKey> {
         head_products::catalogue(),
         streams::catalogue(),
         short_conv::catalogue(),
+        elementwise::catalogue(),
+        row_sums::catalogue(),
+        place_columns::catalogue(),
+        rotate_pairs::catalogue(),
+        segment_attention::catalogue(),
     ]
     .concat()
 }

@@ -80,9 +80,9 @@ impl NormShape {
 pub fn norm(
     gpu: &WgpuDevice,
     shape: NormShape,
-    x: Option<&wgpu::Buffer>,
+    x: Option<&dyn Bind>,
     weights: Option<&wgpu::Buffer>,
-    y: &wgpu::Buffer,
+    y: &dyn Bind,
     batch: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * (shape.n * shape.rows) as u64;
@@ -92,7 +92,7 @@ pub fn norm(
         (GridExtent::Tokens(1), AccessRange::Tokens(bytes))
     };
     let mut buffers: Vec<(&dyn Bind, AccessRange)> = Vec::new();
-    buffers.extend(x.map(|x| (x as &dyn Bind, AccessRange::Tokens(bytes))));
+    buffers.extend(x.map(|x| (x, AccessRange::Tokens(bytes))));
     buffers.push((y, result));
     let n_weights = shape.n * (usize::from(shape.weight) + usize::from(shape.bias));
     buffers.extend(weights.filter(|_| n_weights > 0).map(|w| (w as &dyn Bind, AccessRange::floats(n_weights))));

@@ -7,7 +7,7 @@ use metal_attention_wgpu::kernels::{
     attention_gate_twin, embedding_sum, embedding_sum_twin, norm, norm_twin, row_gate, row_gate_twin, scale,
     scale_twin,
 };
-use metal_attention_wgpu::{BatchDims, InputPlace, batch_words, batch_words_at};
+use metal_attention_wgpu::{BatchDims, Bind, InputPlace, batch_words, batch_words_at};
 
 /// (elements of a row, rows per token, tokens)
 const SHAPES: [(usize, usize, usize); 6] = [(1, 1, 1), (31, 3, 2), (33, 1, 7), (256, 5, 3), (577, 1, 9), (2048, 2, 2)];
@@ -35,7 +35,7 @@ fn norms_match_their_twin() {
                 let buffers = [&x, &before, &weights].map(|v| gpu.upload("x", v).unwrap());
                 let [gx, gy, gw] = &buffers;
                 let words = gpu.upload("batch", &batch_words(&batch)).unwrap();
-                let (source, target) = if in_place { (None, gx) } else { (Some(gx), gy) };
+                let (source, target) = if in_place { (None, gx) } else { (Some(gx as &dyn Bind), gy) };
                 let dispatch = norm(gpu, shape, source, Some(gw), target, &words).unwrap();
                 let n_outputs = n_tokens.div_ceil(2);
                 let size = BatchDims { n_tokens: n_tokens as u32, n_outputs: n_outputs as u32, n_runs: 1, n_splits: 1 };
