@@ -6,7 +6,9 @@ pub mod matrices;
 use std::sync::{Mutex, PoisonError};
 
 use metal_attention_model::{BatchToken, PAGE};
-use metal_attention_wgpu::{BatchBuffer, BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuOptions, batch_words, wgpu};
+use metal_attention_wgpu::{
+    BatchBuffer, BatchDims, Bind, Dispatch, WgpuDevice, WgpuError, WgpuOptions, batch_words, wgpu,
+};
 
 /// The device's best variant; `None` on a machine without a GPU, and the test is recorded as skipped. In CI that is a
 /// failure.
@@ -163,4 +165,42 @@ pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
         power += f64::from(w).powi(2);
     }
     if power == 0.0 { error } else { error / power }
+}
+
+/// Elements of a buffer that has others behind them, which kernels must leave as they are.
+#[derive(Debug)]
+pub struct Elements {
+    buffer: wgpu::Buffer,
+    n: usize,
+}
+
+/// What stands behind the elements.
+const BEHIND: [f32; 9] = [77.0; 9];
+
+impl Elements {
+    pub fn new(gpu: &WgpuDevice, values: &[f32]) -> Self {
+        Self { buffer: gpu.upload("elements", &[values, &BEHIND].concat()).unwrap(), n: values.len() }
+    }
+
+    /// `n` elements that are NaN.
+    pub fn poisoned(gpu: &WgpuDevice, n: usize) -> Self {
+        Self::new(gpu, &vec![f32::NAN; n])
+    }
+
+    /// The elements; those behind them are compared.
+    pub fn read(&self, gpu: &WgpuDevice) -> Vec<f32> {
+        let mut all = gpu.read::<f32>(&self.buffer, self.n + BEHIND.len()).unwrap();
+        assert_eq!(all.split_off(self.n), BEHIND, "what stands behind the elements");
+        all
+    }
+}
+
+impl Bind for Elements {
+    fn binding(&self) -> wgpu::BufferBinding<'_> {
+        wgpu::BufferBinding { buffer: &self.buffer, offset: 0, size: wgpu::BufferSize::new(self.bytes()) }
+    }
+
+    fn bytes(&self) -> u64 {
+        4 * self.n as u64
+    }
 }

@@ -1,0 +1,1 @@
+//! [`WgpuEncoder`] against the encoder of the CPU.
