@@ -35,6 +35,17 @@ struct WgpuVector {
     len: usize,
 }
 
+impl WgpuVector {
+    /// The buffer; an error unless the vector has `n` elements.
+    fn of(&self, n: usize) -> Result<&Buffer, WgpuError> {
+        if self.len == n {
+            return Ok(&self.buffer);
+        }
+        let why = format!("it has {} elements for rows of {n}", self.len);
+        Err(WgpuError::Mismatch { what: "a vector of the picture encoder".into(), why })
+    }
+}
+
 /// An encoder of pictures on the GPU.
 pub struct WgpuEncoder {
     encoder: Encoder<WgpuEncoderTypes>,

@@ -157,13 +157,8 @@ impl EncoderOps for WgpuEncoderOps {
             Some(_) | None => None,
         };
         let x = within.as_ref().unwrap_or(x);
-        self.products.multiply(
-            &mut self.recorder,
-            &linear.matrix,
-            linear.bias.as_ref().map(|bias| &bias.buffer),
-            x,
-            &y,
-        )?;
+        let bias = linear.bias.as_ref().map(|bias| bias.of(y.width())).transpose()?;
+        self.products.multiply(&mut self.recorder, &linear.matrix, bias, x, &y)?;
         if let Some(clamp) = linear.clamp {
             self.clamp(&y, clamp.output)?;
         }
@@ -175,17 +170,17 @@ impl EncoderOps for WgpuEncoderOps {
         if width == 0 || !x.width().is_multiple_of(width) {
             return Err(mismatch("a norm", format!("rows of {} elements in parts of {width}", x.width())));
         }
-        let y = self.rows(x.n_rows(), x.width())?;
+        let (y, weight) = (self.rows(x.n_rows(), x.width())?, weight.of(width)?);
         let rows = x.width() / width;
         let shape = NormShape { rows, kind: Some(kind), eps, weight: true, ..NormShape::of_row(width) };
         for (first, n) in parts(x.n_rows()) {
             let (x, y) = (x.part(first, n), y.part(first, n));
             // The kernel reads no batch, as it computes all rows.
-            let dispatch = norm(&self.gpu, shape, Some(&x as &dyn Bind), Some(&weight.buffer), &y, &weight.buffer)?;
+            let dispatch = norm(&self.gpu, shape, Some(&x as &dyn Bind), Some(weight), &y, weight)?;
             self.recorder.dispatch(dispatch, n);
         }
         if let Some(bias) = bias {
-            self.apply(&y, ElementOp::AddRow(&bias.buffer, width))?;
+            self.apply(&y, ElementOp::AddRow(bias.of(width)?, width))?;
         }
         Ok(y)
     }
@@ -210,7 +205,7 @@ impl EncoderOps for WgpuEncoderOps {
     }
 
     fn add_row(&mut self, x: &mut WgpuRows, row: &WgpuVector) -> Result<(), WgpuError> {
-        self.apply(x, ElementOp::AddRow(&row.buffer, x.width()))
+        self.apply(x, ElementOp::AddRow(row.of(x.width())?, x.width()))
     }
 
     fn scale(&mut self, x: &mut WgpuRows, factor: f32) -> Result<(), WgpuError> {
@@ -219,7 +214,7 @@ impl EncoderOps for WgpuEncoderOps {
     }
 
     fn scale_columns(&mut self, x: &mut WgpuRows, factors: &WgpuVector) -> Result<(), WgpuError> {
-        self.apply(x, ElementOp::MultiplyRow(&factors.buffer, x.width()))
+        self.apply(x, ElementOp::MultiplyRow(factors.of(x.width())?, x.width()))
     }
 
     fn gather(&mut self, x: &WgpuRows, rows: &[u32]) -> Result<WgpuRows, WgpuError> {

@@ -15,7 +15,10 @@ const ACTIVATIONS: [EncoderActivation; 4] =
 /// (elements of a row, rows)
 const SHAPES: [(usize, usize); 5] = [(1, 1), (3, 5), (31, 9), (256, 3), (1153, 2)];
 
-/// All indices below `end`, in no order, by turns.
+/// Element `i` of a result.
+type ElementOf<'a> = Box<dyn Fn(usize) -> f32 + 'a>;
+
+/// `n` indices below `end`, in no order.
 fn indices(n: usize, end: usize) -> Vec<u32> {
     (0..n).map(|i| ((7 * i + 3) % end) as u32).collect()
 }
@@ -62,8 +65,7 @@ fn sums_factors_and_ranges_are_exact() {
         let [gy, grow] = [&y, &row].map(|v| Elements::new(gpu, v));
         let (one, range) = (Elements::new(gpu, &[0.3]), Elements::new(gpu, &[-0.4, 0.5]));
         let (x, y, row) = (&x, &y, &row);
-        type Want<'a> = Box<dyn Fn(usize) -> f32 + 'a>;
-        let cases: [(ElementOp<'_>, Want<'_>); 5] = [
+        let cases: [(ElementOp<'_>, ElementOf<'_>); 5] = [
             (ElementOp::Add(&gy), Box::new(|i| x[i] + y[i])),
             (ElementOp::AddRow(&grow, width), Box::new(|i| x[i] + row[i % width])),
             (ElementOp::MultiplyRow(&grow, width), Box::new(|i| x[i] * row[i % width])),
