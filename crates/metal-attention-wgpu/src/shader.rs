@@ -168,6 +168,7 @@ shaders![
     "row_sums.wgsl",
     "scale.wgsl",
     "segment_attention.wgsl",
+    "segment_attention_cooperative.wgsl",
     "sequence_run.wgsl",
     "short_conv.wgsl",
     "streams_add.wgsl",

@@ -14,8 +14,9 @@ use crate::arena::Bind;
 use crate::device::WgpuDevice;
 use crate::error::WgpuError;
 use crate::kernels::{
-    ColumnPlace, ElementOp, NormShape, RotateShape, SegmentAttentionShape, SummedRows, elementwise, norm,
-    place_columns, rotate_pairs, row_sums, segment_attention,
+    ColumnPlace, ElementOp, NormShape, RotateShape, SegmentAttentionRows, SegmentAttentionShape, SummedRows,
+    elementwise, norm, place_columns, rotate_pairs, row_sums, segment_attention, segment_attention_cooperative,
+    segments_on_matrix_units,
 };
 
 /// The range without bounds.
@@ -24,6 +25,8 @@ const UNLIMITED: [f32; 2] = [f32::NEG_INFINITY, f32::INFINITY];
 /// The device, what is recorded for it, and buffers.
 pub(super) struct WgpuEncoderOps {
     gpu: Arc<WgpuDevice>,
+    /// Whether products and attention keep 32-bit floats.
+    exact: bool,
     recorder: Recorder,
     pool: RowPool,
     products: Products,
@@ -44,6 +47,7 @@ impl WgpuEncoderOps {
             products: Products::new(Arc::clone(&gpu), exact),
             numbers: HashMap::new(),
             gpu,
+            exact,
         }
     }
 
@@ -287,7 +291,12 @@ impl EncoderOps for WgpuEncoderOps {
         let (n_head, n_head_kv) = (q.width() / head_dim, k.width() / head_dim);
         let shape = SegmentAttentionShape { n_head, n_head_kv, head_dim, scale };
         let result = self.rows(q.n_rows(), q.width())?;
-        let dispatch = segment_attention(&self.gpu, shape, segments, q.slice(), k.slice(), v.slice(), result.slice())?;
+        let rows = SegmentAttentionRows { q: q.slice(), k: k.slice(), v: v.slice(), result: result.slice() };
+        let dispatch = if segments_on_matrix_units(&self.gpu, shape, self.exact) {
+            segment_attention_cooperative(&self.gpu, shape, segments, rows)?
+        } else {
+            segment_attention(&self.gpu, shape, segments, rows)?
+        };
         self.recorder.dispatch(dispatch, q.n_rows());
         Ok(result)
     }

@@ -87,7 +87,10 @@ pub use rotate_pairs::{RotateShape, rotate_pairs, rotate_pairs_twin};
 pub use row_gate::{row_gate, row_gate_twin};
 pub use row_sums::{SummedRows, row_sums, row_sums_twin};
 pub use scale::{ScaleShape, scale, scale_twin};
-pub use segment_attention::{SegmentAttentionShape, segment_attention, segment_attention_twin};
+pub use segment_attention::{
+    SegmentAttentionRows, SegmentAttentionShape, segment_attention, segment_attention_cooperative,
+    segment_attention_twin, segments_on_matrix_units,
+};
 pub use short_conv::{MAX_TAPS, ShortConvBuffers, short_conv, short_conv_twin};
 pub use streams::{
     StreamSlice, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,

@@ -1,11 +1,14 @@
-//! `segment_attention` against its twin.
+//! `segment_attention` against its twin, in plain loops and on matrix units.
 
 use std::ops::Range;
 
 use crate::support::{Elements, nmse, on_variants, random, run, variants};
 use metal_attention_model::vision::AttentionSegment;
 use metal_attention_wgpu::WgpuError;
-use metal_attention_wgpu::kernels::{SegmentAttentionShape, segment_attention, segment_attention_twin};
+use metal_attention_wgpu::kernels::{
+    SegmentAttentionRows, SegmentAttentionShape, segment_attention, segment_attention_cooperative,
+    segment_attention_twin,
+};
 
 fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> SegmentAttentionShape {
     SegmentAttentionShape { n_head, n_head_kv, head_dim, scale: 3.0 / (head_dim as f32).sqrt() }
@@ -30,6 +33,8 @@ fn attention_of_segments_matches_its_twin() {
         (shape(3, 1, 6), windows(37, 16)),
         (shape(2, 2, 32), windows(70, 70)),
         (shape(4, 2, 36), windows(33, 7)),
+        (shape(4, 4, 64), windows(100, 90)),
+        (shape(3, 1, 20), vec![segment(3..40, 5..90), segment(40..41, 0..1)]),
         (shape(16, 16, 72), windows(150, 100)),
         (shape(2, 1, 80), vec![segment(0..5, 10..131), segment(5..40, 0..10)]),
         (shape(1, 1, 128), windows(65, 65)),
@@ -45,8 +50,6 @@ fn attention_of_segments_matches_its_twin() {
         let (width, kv_width) = (n_head * head_dim, n_head_kv * head_dim);
         let (q, k, v) = (random(1, n_queries * width), random(2, n_keys * kv_width), random(3, n_keys * kv_width));
         let [gq, gk, gv] = [&q, &k, &v].map(|v| Elements::new(gpu, v));
-        let result = Elements::new(gpu, &vec![0.0; n_queries * width]);
-        run(gpu, &[segment_attention(gpu, *shape, segments, &gq, &gk, &gv, &result).unwrap()], 1);
         let mut want = vec![0.0; n_queries * width];
         for (AttentionSegment { queries, keys }, h) in segments.iter().flat_map(|s| (0..n_head).map(move |h| (s, h))) {
             let kv_head = h * n_head_kv / n_head;
@@ -57,9 +60,24 @@ fn attention_of_segments_matches_its_twin() {
                 want[row * width + h * head_dim..][..head_dim].copy_from_slice(result);
             }
         }
-        let error = nmse(&result.read(gpu), &want);
-        // As prefill attention with an F32 cache.
-        assert!(error < 1e-11, "{shape:?}, {segments:?}: {error:e}");
+        for on_units in [false, true] {
+            // The kernel on matrix units takes heads of whole vectors, and subgroups of one size. Plain loops in their place need twice
+            // the workgroup memory.
+            let features = gpu.features();
+            let longest = if features.cooperative_f16 { 128 } else { 64 };
+            if on_units && (head_dim % 4 != 0 || head_dim > longest || !(8..=64).contains(&features.subgroup_size)) {
+                continue;
+            }
+            let result = Elements::new(gpu, &vec![0.0; n_queries * width]);
+            let rows = SegmentAttentionRows { q: &gq, k: &gk, v: &gv, result: &result };
+            let kernel = if on_units { segment_attention_cooperative } else { segment_attention };
+            run(gpu, &[kernel(gpu, *shape, segments, rows).unwrap()], 1);
+            let error = nmse(&result.read(gpu), &want);
+            // As prefill attention with an F32 cache. On matrix units queries, keys, values and weights have errors of up to 2^-12
+            // of themselves.
+            let most = if on_units && gpu.features().cooperative_f16 { 1e-6 } else { 1e-11 };
+            assert!(error < most, "{shape:?}, {segments:?}, on units {on_units}: {error:e}");
+        }
     }
 }
 
@@ -72,7 +90,8 @@ fn large_scores_do_not_overflow() {
     k[4 * 23..][..4].fill(1.0);
     let [gq, gk, gv] = [&q, &k, &v].map(|v| Elements::new(gpu, v));
     let result = Elements::poisoned(gpu, 4);
-    run(gpu, &[segment_attention(gpu, shape, &[segment(0..1, 0..40)], &gq, &gk, &gv, &result).unwrap()], 1);
+    let rows = SegmentAttentionRows { q: &gq, k: &gk, v: &gv, result: &result };
+    run(gpu, &[segment_attention(gpu, shape, &[segment(0..1, 0..40)], rows).unwrap()], 1);
     assert_eq!(result.read(gpu), v[4 * 23..][..4]);
 }
 
@@ -80,9 +99,12 @@ fn large_scores_do_not_overflow() {
 fn segments_outside_the_rows_and_unknown_heads_are_refused() {
     let gpu = &variants()[0];
     let x = Elements::new(gpu, &[0.0; 4 * 600]);
-    let error = |shape, segment| {
-        let error = segment_attention(gpu, shape, &[segment], &x, &x, &x, &x).unwrap_err();
-        assert!(matches!(error, WgpuError::Mismatch { .. }), "{shape:?}: {error}");
+    let rows = SegmentAttentionRows { q: &x, k: &x, v: &x, result: &x };
+    let error = |shape, segment: AttentionSegment| {
+        for kernel in [segment_attention, segment_attention_cooperative] {
+            let error = kernel(gpu, shape, std::slice::from_ref(&segment), rows).unwrap_err();
+            assert!(matches!(error, WgpuError::Mismatch { .. }), "{shape:?}: {error}");
+        }
     };
     error(shape(1, 1, 4), segment(0..601, 0..600));
     error(shape(1, 1, 4), segment(0..600, 0..601));
