@@ -8,7 +8,8 @@ mod rows;
 
 use std::sync::Arc;
 
-use metal_attention_gguf::Tensor;
+use half::f16;
+use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::vision::{EncodedPicture, Encoder, EncoderTypes, FileWeights, Pixels, PrepareEncoder};
 use wgpu::Buffer;
 
@@ -53,13 +54,14 @@ pub struct WgpuEncoder {
 }
 
 impl WgpuEncoder {
-    /// Uploads the weights. `exact`: products keep 32-bit floats, as in [`WgpuExecutor`](crate::WgpuExecutor).
+    /// Uploads the weights. `exact`: products and attention keep 32-bit floats, as in [`WgpuExecutor`](crate::WgpuExecutor).
+    /// Otherwise matrix units may round them to 16-bit floats.
     ///
     /// # Errors
     ///
     /// Memory that the device does not have, matrices that it cannot bind, a lost device, or a cancelled watch.
     pub fn new(gpu: Arc<WgpuDevice>, encoder: Encoder<FileWeights>, exact: bool) -> Result<Self, WgpuError> {
-        let mut prepare = Prepare { gpu: &gpu, uploads: Uploads::default() };
+        let mut prepare = Prepare { gpu: &gpu, exact, uploads: Uploads::default() };
         let encoder = encoder.prepare(&mut prepare)?;
         prepare.uploads.run(&gpu, &|_| ())?;
         Ok(Self { encoder, ops: WgpuEncoderOps::new(gpu, exact) })
@@ -82,6 +84,8 @@ impl WgpuEncoder {
 /// Uploads weights.
 struct Prepare<'a> {
     gpu: &'a WgpuDevice,
+    /// Whether products keep 32-bit floats.
+    exact: bool,
     /// The matrices' rows, which are uploaded together.
     uploads: Uploads,
 }
@@ -91,10 +95,47 @@ impl PrepareEncoder for Prepare<'_> {
     type Error = WgpuError;
 
     fn matrix(&mut self, tensor: &Tensor) -> Result<WgpuMatrix, WgpuError> {
-        self.uploads.concat(self.gpu, tensor.name(), &[tensor])
+        let narrow = if self.exact { None } else { as_f16(tensor) };
+        self.uploads.concat(self.gpu, tensor.name(), &[narrow.as_ref().unwrap_or(tensor)])
     }
 
     fn vector(&mut self, values: Vec<f32>) -> Result<WgpuVector, WgpuError> {
         Ok(WgpuVector { buffer: self.gpu.upload("a vector of the picture encoder", &values)?, len: values.len() })
+    }
+}
+
+/// A `BF16` matrix as `F16`, which matrix units multiply; `None` for other types, and for numbers beyond the range of 16-bit floats.
+/// Numbers of at least 2^-14 stay the same, and smaller ones change by at most 2^-25.
+fn as_f16(tensor: &Tensor) -> Option<Tensor> {
+    if tensor.ty() != TensorType::BF16 {
+        return None;
+    }
+    let values = tensor.to_f32();
+    if values.iter().any(|v| v.abs() > f16::MAX.to_f32()) {
+        return None;
+    }
+    let bytes: Vec<u8> = values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
+    Some(Tensor::in_memory(tensor.name(), [tensor.row_len(), tensor.n_rows()], TensorType::F16, &bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    fn narrowed(values: [f32; 4]) -> Option<Vec<f32>> {
+        let bytes: Vec<u8> = values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
+        as_f16(&Tensor::in_memory("w", [2, 2], TensorType::BF16, &bytes)).map(|tensor| tensor.to_f32())
+    }
+
+    #[test]
+    fn bf16_matrices_within_the_range_of_f16_keep_their_numbers() {
+        let kept = [0.0, -1.9921875, 2.0_f32.powi(-14), 65280.0];
+        assert_eq!(narrowed(kept), Some(kept.to_vec()));
+        let changed = narrowed([1e-6, -1e-9, 1.0, -3.0]).unwrap();
+        assert!((changed[0] - 1e-6).abs() < 2.0_f32.powi(-25) && changed[1] == 0.0, "{changed:?}");
+        assert_eq!(narrowed([1.0, 65536.0, 0.0, 0.0]), None);
+        assert!(as_f16(&Tensor::in_memory("w", [1, 1], TensorType::F32, &[0; 4])).is_none());
     }
 }
