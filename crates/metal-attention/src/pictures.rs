@@ -12,7 +12,6 @@ use metal_attention_pictures::{Picture, Preprocessing, normalised};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 use sha2::{Digest, Sha256};
 
-use crate::backends::open_encoder;
 use crate::model::fingerprint;
 use crate::prompt::{ContentHash, PromptSpan, SpanContent};
 use crate::{EngineOptions, Error};
@@ -86,7 +85,7 @@ impl PictureEncoder {
             return Err(Error::OtherPictureWidth { found: n_embd, expected: text.n_embd });
         }
         let digest = Sha256::new_with_prefix(fingerprint(file)).chain_update(format!("{preprocessing:?}")).finalize();
-        let pass = open_encoder(encoder, options)?;
+        let pass = options.open_encoder(file)?;
         Ok(Self { preprocessing, mean, std, markers, attention, n_embd, n_deepstack, pass, digest: digest.into() })
     }
 

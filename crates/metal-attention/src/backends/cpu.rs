@@ -1,8 +1,8 @@
 //! Models on the CPU.
 
 use metal_attention_cpu::{CpuCeilings, CpuEncoder, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
-use metal_attention_gguf::Tensor;
-use metal_attention_model::vision::{EncodedPicture, Encoder, FileWeights, Pixels};
+use metal_attention_gguf::{GgufFile, Tensor};
+use metal_attention_model::vision::{EncodedPicture, Pixels, VisionModel};
 use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, ModelSpec};
 
 use super::{Backend, BackendPass, CeilingEffort, DeviceCeilings, GpuList, Launches, log_memory, mib};
@@ -37,14 +37,11 @@ impl Backend for Cpu {
     fn open_auto(&self, model: &Model, options: &EngineOptions) -> Result<Option<Box<dyn BackendPass>>, Error> {
         self.open(model, options).map(Some)
     }
-}
 
-/// Sets up an encoder of pictures on the CPU.
-pub(crate) fn open_encoder(
-    encoder: Encoder<FileWeights>,
-    options: &EngineOptions,
-) -> Result<Box<dyn PictureEncoderPass>, Error> {
-    Ok(Box::new(CpuEncoder::new(&cpu_options(options), encoder, options.exact)?))
+    fn open_encoder(&self, mmproj: &GgufFile, options: &EngineOptions) -> Result<Box<dyn PictureEncoderPass>, Error> {
+        let encoder = VisionModel::from_gguf(mmproj)?.encoder;
+        Ok(Box::new(CpuEncoder::new(&cpu_options(options), encoder, options.exact)?))
+    }
 }
 
 impl PictureEncoderPass for CpuEncoder {

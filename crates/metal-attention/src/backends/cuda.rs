@@ -6,13 +6,14 @@ use metal_attention_cuda::{
     CudaCeilings, CudaDevice, CudaError, CudaExecutor, CudaForwardPass, CudaSummary, TensorParallelExecutor,
     TensorParallelPass, cuda_summaries,
 };
-use metal_attention_gguf::Tensor;
+use metal_attention_gguf::{GgufFile, Tensor};
 use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, ModelSpec, SessionOptions};
 
 use super::{
     Backend, BackendPass, CeilingEffort, DeviceCeilings, Gpu, GpuDetails, GpuError, GpuErrorKind, GpuList, Launches,
     log_memory, mib,
 };
+use crate::pictures::PictureEncoderPass;
 use crate::{Device, EngineOptions, Error, Model};
 
 /// NVIDIA GPUs.
@@ -52,6 +53,11 @@ impl Backend for Cuda {
 
     fn open_auto(&self, model: &Model, options: &EngineOptions) -> Result<Option<Box<dyn BackendPass>>, Error> {
         Ok(auto(model, options)?.map(|pass| Box::new(pass) as Box<dyn BackendPass>))
+    }
+
+    /// On the CPU: there are no kernels yet.
+    fn open_encoder(&self, mmproj: &GgufFile, options: &EngineOptions) -> Result<Box<dyn PictureEncoderPass>, Error> {
+        super::CPU.open_encoder(mmproj, options)
     }
 }
 

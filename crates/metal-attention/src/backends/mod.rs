@@ -11,11 +11,12 @@ mod unavailable;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
-pub(crate) use self::cpu::open_encoder;
+use metal_attention_gguf::GgufFile;
 use metal_attention_model::{ForwardPass, MemoryUse, ModelSpec, PageUse};
 
 pub use self::ceilings::{CeilingEffort, DeviceCeilings, Launches};
 pub use self::gpu_error::{GpuError, GpuErrorKind};
+use crate::pictures::PictureEncoderPass;
 use crate::{CpuForwardPass, Device, EngineOptions, Error, Model};
 
 /// The CPU.
@@ -58,6 +59,9 @@ pub trait Backend: Sync {
 
     /// Sets up `model` on the first of its devices with enough memory. `None`, with the reason in the log, if there is none.
     fn open_auto(&self, model: &Model, options: &EngineOptions) -> Result<Option<Box<dyn BackendPass>>, Error>;
+
+    /// Sets up the picture encoder of an `mmproj` file on the device that `options` name, or else on the first of its devices.
+    fn open_encoder(&self, mmproj: &GgufFile, options: &EngineOptions) -> Result<Box<dyn PictureEncoderPass>, Error>;
 }
 
 /// A forward pass, with what its backend alone knows: launches, and the limits of its device.
@@ -172,6 +176,25 @@ impl EngineOptions {
                     }
                 }
                 CPU.open(model, self)
+            }
+        }
+    }
+
+    /// Sets up the picture encoder of an `mmproj` file on the device of these options.
+    pub(crate) fn open_encoder(&self, mmproj: &GgufFile) -> Result<Box<dyn PictureEncoderPass>, Error> {
+        match &self.device {
+            Device::Cpu => CPU.open_encoder(mmproj, self),
+            Device::Cuda(_) => CUDA.open_encoder(mmproj, self),
+            Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_) => WGPU.open_encoder(mmproj, self),
+            Device::Auto => {
+                for backend in all().into_iter().filter(|backend| backend.gpus().auto.is_ok()) {
+                    match backend.open_encoder(mmproj, self) {
+                        Err(error) if error.is_cancelled() => return Err(error),
+                        Err(why) => tracing::warn!("a GPU cannot be used, so pictures are encoded elsewhere: {why}"),
+                        encoder => return encoder,
+                    }
+                }
+                CPU.open_encoder(mmproj, self)
             }
         }
     }

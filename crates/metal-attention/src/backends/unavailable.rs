@@ -1,8 +1,10 @@
 //! Backends that are not part of this build.
 
+use metal_attention_gguf::GgufFile;
 use metal_attention_model::ModelSpec;
 
 use super::{Backend, BackendPass, GpuList};
+use crate::pictures::PictureEncoderPass;
 use crate::{EngineOptions, Error, Model};
 
 /// A backend that is not compiled in.
@@ -46,6 +48,10 @@ impl Backend for Unavailable {
 
     fn open_auto(&self, _: &Model, _: &EngineOptions) -> Result<Option<Box<dyn BackendPass>>, Error> {
         Ok(None)
+    }
+
+    fn open_encoder(&self, _: &GgufFile, options: &EngineOptions) -> Result<Box<dyn PictureEncoderPass>, Error> {
+        Err(Error::DeviceUnavailable { device: options.device.clone() })
     }
 }
 

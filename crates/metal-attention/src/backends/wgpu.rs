@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use metal_attention_gguf::Tensor;
+use metal_attention_gguf::{GgufFile, Tensor};
+use metal_attention_model::vision::{EncodedPicture, Pixels, VisionModel};
 use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, ModelSpec, SessionOptions};
 use metal_attention_wgpu::wgpu::{CooperativeScalarType as Scalar, DeviceType, Features};
 use metal_attention_wgpu::{
-    AdapterChoice, AdapterSummary, WgpuCeilings, WgpuDevice, WgpuError, WgpuExecutor, WgpuForwardPass, WgpuOptions,
-    adapter_summaries, no_hardware,
+    AdapterChoice, AdapterSummary, WgpuCeilings, WgpuDevice, WgpuEncoder, WgpuError, WgpuExecutor, WgpuForwardPass,
+    WgpuOptions, adapter_summaries, no_hardware,
 };
 
 use super::{
     Backend, BackendPass, CeilingEffort, DeviceCeilings, Gpu, GpuDetails, GpuError, GpuErrorKind, GpuList, Launches,
     log_memory, mib,
 };
+use crate::pictures::PictureEncoderPass;
 use crate::{Device, EngineOptions, Error, Model};
 
 /// GPUs of wgpu.
@@ -36,12 +38,7 @@ impl Backend for Wgpu {
     }
 
     fn open(&self, model: &Model, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
-        let adapter = match &options.device {
-            Device::WgpuIndex(i) => AdapterChoice::Index(*i),
-            Device::WgpuName(name) => AdapterChoice::Name(name.clone()),
-            Device::Auto | Device::Cpu | Device::Cuda(_) | Device::Wgpu => AdapterChoice::Best,
-        };
-        Ok(Box::new(forward_pass(model, options, adapter)?))
+        Ok(Box::new(forward_pass(model, options, adapter(options))?))
     }
 
     fn open_auto(&self, model: &Model, options: &EngineOptions) -> Result<Option<Box<dyn BackendPass>>, Error> {
@@ -57,6 +54,28 @@ impl Backend for Wgpu {
             Err(why) => tracing::warn!("a GPU cannot be used, so the model runs on the CPU: {why}"),
         }
         Ok(None)
+    }
+
+    fn open_encoder(&self, mmproj: &GgufFile, options: &EngineOptions) -> Result<Box<dyn PictureEncoderPass>, Error> {
+        let encoder = VisionModel::from_gguf(mmproj)?.encoder;
+        let (adapter, watch) = (adapter(options), options.watch.clone());
+        let gpu = Arc::new(WgpuDevice::open(&WgpuOptions { adapter, watch, ..Default::default() })?);
+        Ok(Box::new(WgpuEncoder::new(gpu, encoder, options.exact)?))
+    }
+}
+
+impl PictureEncoderPass for WgpuEncoder {
+    fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, Error> {
+        Ok(WgpuEncoder::encode(self, pictures)?)
+    }
+}
+
+/// The adapter that `options` name.
+fn adapter(options: &EngineOptions) -> AdapterChoice {
+    match &options.device {
+        Device::WgpuIndex(i) => AdapterChoice::Index(*i),
+        Device::WgpuName(name) => AdapterChoice::Name(name.clone()),
+        Device::Auto | Device::Cpu | Device::Cuda(_) | Device::Wgpu => AdapterChoice::Best,
     }
 }
 
