@@ -18,9 +18,13 @@ use crate::progress::ProgressLine;
 /// The place of a picture in a text.
 const PLACE: &str = "<image>";
 
-/// What stands for a picture in a message while the template renders it: characters of a private use area, which no template
-/// looks at and no text has.
-const MARKER: &str = "\u{f5ac}\u{f5ad}";
+/// The characters around the number of a picture in a message: of a private use area, which no template looks at and no text has.
+const MARKS: [char; 2] = ['\u{f5ac}', '\u{f5ad}'];
+
+/// What stands for picture `i` in a message.
+fn marker(i: usize) -> String {
+    format!("{}{i}{}", MARKS[0], MARKS[1])
+}
 
 /// Pictures for the prompt, and the file that encodes them.
 #[derive(clap::Args)]
@@ -52,7 +56,7 @@ pub struct MmprojArgs {
     image_max_tokens: Option<usize>,
 }
 
-/// The pictures of a prompt, encoded.
+/// The pictures of a prompt or a conversation, encoded. In texts their markers stand for them.
 pub struct Pictures {
     encoder: PictureEncoder,
     encoded: Vec<EncodedPrompt>,
@@ -64,46 +68,55 @@ impl PictureArgs {
         !self.image.is_empty()
     }
 
-    /// Reads and encodes the pictures; `None` without any.
-    pub fn encode(
+    /// The flags of the encoder.
+    pub fn mmproj(&self) -> &MmprojArgs {
+        &self.encoder
+    }
+
+    /// The text with the markers of the pictures, and the pictures; `None` without any.
+    pub fn read(
         &self,
+        text: String,
         args: &ModelArgs,
         model: &Model,
         tokenizer: &Tokenizer,
         options: &EngineOptions,
-    ) -> Result<Option<Pictures>, CliError> {
+    ) -> Result<(String, Option<Pictures>), CliError> {
         if self.image.is_empty() {
-            return Ok(None);
-        }
-        let pictures = self.image.iter().map(|path| read_picture(path)).collect::<Result<Vec<_>, _>>()?;
-        let mut encoder = self.encoder.open(args, model, options)?;
-        let progress = ProgressLine::steps("reading the pictures", pictures.len() as u64);
-        let mut encoded = Vec::with_capacity(pictures.len());
-        for picture in &pictures {
-            encoded.push(encoder.encode(picture, tokenizer)?);
-            progress.set(encoded.len() as u64);
-        }
-        Ok(Some(Pictures { encoder, encoded }))
-    }
-
-    /// The text of a message, in which [`MARKER`] stands for each picture.
-    pub fn marked(&self, text: &str) -> Result<String, CliError> {
-        if self.image.is_empty() {
-            return Ok(text.to_owned());
+            return Ok((text, None));
         }
         let (places, n) = (text.matches(PLACE).count(), self.image.len());
         if places > n {
-            return Err(CliError::Usage(format!(
-                "the text has {places} places for pictures ({PLACE}), and there are {n} (--image)"
-            )));
+            let message = format!("the text has {places} places for pictures ({PLACE}), and there are {n} (--image)");
+            return Err(CliError::Usage(message));
         }
-        Ok(MARKER.repeat(n - places) + &text.replace(PLACE, MARKER))
+        let files = self.image.iter().map(|path| read_picture(path)).collect::<Result<Vec<_>, _>>()?;
+        let mut pictures = self.encoder.open(args, model, options)?;
+        let progress = ProgressLine::steps("reading the pictures", n as u64);
+        let mut markers = Vec::with_capacity(n);
+        for file in &files {
+            markers.push(pictures.add(file, tokenizer)?);
+            progress.set(markers.len() as u64);
+        }
+        let (before, within) = markers.split_at(n - places);
+        let marked = within.iter().fold(before.concat() + &text, |text, marker| text.replacen(PLACE, marker, 1));
+        Ok((marked, Some(pictures)))
     }
 }
 
 impl MmprojArgs {
+    /// Sets up the encoder, without pictures so far.
+    pub fn open(&self, args: &ModelArgs, model: &Model, options: &EngineOptions) -> Result<Pictures, CliError> {
+        Ok(Pictures { encoder: self.encoder(args, model, options)?, encoded: Vec::new() })
+    }
+
     /// Sets up the encoder.
-    pub fn open(&self, args: &ModelArgs, model: &Model, options: &EngineOptions) -> Result<PictureEncoder, CliError> {
+    pub fn encoder(
+        &self,
+        args: &ModelArgs,
+        model: &Model,
+        options: &EngineOptions,
+    ) -> Result<PictureEncoder, CliError> {
         let path = match &self.mmproj {
             Some(path) => path.clone(),
             None => find_mmproj(args)?,
@@ -118,28 +131,44 @@ impl MmprojArgs {
 }
 
 impl Pictures {
-    /// The ids and spans of a rendered prompt, in which [`MARKER`] stands for each picture.
+    /// Encodes a picture. Returns its marker.
+    pub fn add(&mut self, picture: &Picture, tokenizer: &Tokenizer) -> Result<String, CliError> {
+        self.encoded.push(self.encoder.encode(picture, tokenizer)?);
+        Ok(marker(self.encoded.len() - 1))
+    }
+
+    /// The ids and spans of a rendered prompt, in which markers stand for pictures.
     pub fn prompt(&self, prompt: &Prompt, model: &Model, tokenizer: &Tokenizer) -> (Vec<u32>, Vec<PromptSpan>) {
         let mut builder = PromptBuilder::new(tokenizer);
         let mut start = 0;
-        for (text, picture) in prompt.text.split(MARKER).zip(self.encoded.iter().map(Some).chain([None])) {
-            let end = start + text.len();
+        let mut text = |builder: &mut PromptBuilder<'_>, end: usize, next: usize| {
             let literals = prompt.literals.iter().filter(|at| (start..end).contains(at));
             let literals: Vec<usize> = literals.map(|at| at - start).collect();
-            if !text.is_empty() {
-                builder.text(text, &literals);
+            if start < end {
+                builder.text(&prompt.text[start..end], &literals);
             }
-            if let Some(picture) = picture {
+            start = next;
+        };
+        for (at, opening) in prompt.text.match_indices(MARKS[0]) {
+            let rest = &prompt.text[at + opening.len()..];
+            let Some((number, _)) = rest.split_once(MARKS[1]) else { continue };
+            let Ok(i) = number.parse::<usize>() else { continue };
+            text(&mut builder, at, at + marker(i).len());
+            // A conversation of an earlier run has markers of pictures that are gone.
+            if let Some(picture) = self.encoded.get(i) {
                 builder.picture(&self.encoder, picture, model.spec());
             }
-            start = end + MARKER.len();
         }
+        let end = prompt.text.len();
+        text(&mut builder, end, end);
         builder.finish()
     }
 
-    /// A text in which [`MARKER`] stands for each picture, as it is shown to the user.
+    /// A text with `<image>` in the place of markers, as it is shown to the user.
     pub fn shown(text: &str) -> String {
-        text.replace(MARKER, PLACE)
+        let mut parts = text.split(MARKS[0]);
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |shown, part| shown + PLACE + part.split_once(MARKS[1]).map_or(part, |(_, rest)| rest))
     }
 }
 
@@ -193,4 +222,16 @@ fn find_mmproj(args: &ModelArgs) -> Result<PathBuf, CliError> {
         )));
     }
     Ok(best.remove(0).clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_are_shown_as_places() {
+        let text = format!("a{}b{}", marker(0), marker(12));
+        assert_eq!(Pictures::shown(&text), "a<image>b<image>");
+        assert_eq!(Pictures::shown("no picture"), "no picture");
+    }
 }

@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let tokenizer = args.model.tokenizer(&model)?;
     let picture = read_picture(&args.image)?;
     let options = args.engine.options(&model);
-    let mut encoder = args.encoder.open(&args.model, &model, &options)?;
+    let mut encoder = args.encoder.encoder(&args.model, &model, &options)?;
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
     let encoded = encoder.encode(&picture, &tokenizer)?;
     if let Some(path) = &args.output {

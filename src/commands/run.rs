@@ -164,7 +164,16 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
 
-    let pictures = args.pictures.encode(&model_args, &model, &tokenizer, &options)?;
+    let (given, pictures) = match given {
+        PromptFlag::Plain(text) => {
+            let (text, pictures) = args.pictures.read(text, &model_args, &model, &tokenizer, &options)?;
+            (PromptFlag::Plain(text), pictures)
+        }
+        PromptFlag::Message(text) => {
+            let (text, pictures) = args.pictures.read(text, &model_args, &model, &tokenizer, &options)?;
+            (PromptFlag::Message(text), pictures)
+        }
+    };
     let grammars = GrammarCompiler::new(&tokenizer);
     let mut output = RunOutput::new(args.json);
     let mut stop = args.stop.clone();
@@ -174,7 +183,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     };
     let (text, (ids, spans)) = match (given, template) {
         (PromptFlag::Message(text), Some(template)) => {
-            let rendered = args.message(args.pictures.marked(&text)?, &template)?;
+            let rendered = args.message(text, &template)?;
             stop.extend(template.stop_strings().iter().map(|&stop| stop.to_owned()));
             output.answer(Arc::clone(&tokenizer), template.continued_parser(&rendered, &[]));
             let inputs = match &pictures {
@@ -196,14 +205,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             let inputs = match &pictures {
                 None => (tokenizer.encode(&text, args.encoding.options()), Vec::new()),
                 Some(pictures) => {
-                    let prompt = Prompt { text: args.pictures.marked(&text)?, literals: Vec::new() };
+                    let prompt = Prompt { text: text.clone(), literals: Vec::new() };
                     pictures.prompt(&prompt, &model, &tokenizer)
                 }
             };
             if let Some(form) = &form {
                 constrain(&mut generator, &grammars, form, None)?;
             }
-            (text, inputs)
+            (Pictures::shown(&text), inputs)
         }
     };
     // After Ctrl-C the text so far and the statistics are printed.
@@ -302,6 +311,7 @@ impl Args {
             engine: &self.engine,
             sampling: &self.sampling,
             form: &self.form,
+            mmproj: self.pictures.mmproj(),
             tools: None,
         }
     }

@@ -118,3 +118,29 @@ fn encode_image_writes_rows_and_chunks() {
     let text = stdout(run(&args.iter().map(String::as_str).collect::<Vec<_>>()));
     assert_eq!(text, "40 x 30 pixels: 4 rows in 1 part(s)\n");
 }
+
+#[test]
+fn a_conversation_takes_pictures() {
+    let folder = folder();
+    let args = within(folder.path(), "chat -m @/tiny.gguf --device cpu --temp 0 -n 5");
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let at = |text: &str| text.replace('@', folder.path().to_str().unwrap());
+    let talk = |lines: &str| run_with_input(&args, at(lines).as_bytes());
+    let output = talk("/image @/1.bmp\nOnce upon\n/image @/2.bmp a time\n/save @/saved.json\n/stats\n");
+    let notes = stderr(&output);
+    assert_eq!(stdout(output).lines().count(), 2, "{notes}");
+    assert!(notes.contains("1.bmp, 40 x 30 pixels, comes with the next message"), "{notes}");
+    let saved: Value = serde_json::from_str(&fs::read_to_string(folder.path().join("saved.json")).unwrap()).unwrap();
+    let texts: Vec<&str> =
+        saved.as_array().unwrap().iter().map(|message| message["content"].as_str().unwrap()).collect();
+    assert_eq!((texts[0], texts[2]), ("<image>Once upon", "<image>a time"));
+    // Four rows and the texts around them for each picture.
+    let context = |notes: &str| -> usize {
+        let line = notes.lines().find(|line| line.starts_with("context")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let without = context(&stderr(&talk("Once upon\na time\n/stats\n")));
+    assert!(context(&notes) >= without + 8, "{notes}");
+    let output = talk("/image @/none.png\n");
+    assert!(!output.status.success() && stderr(&output).contains("none.png"));
+}

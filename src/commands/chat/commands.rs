@@ -7,6 +7,7 @@ use metal_attention_chat::ReasoningSetting;
 /// The text of `/help`.
 pub const HELP: &str = "\
 /system [TEXT]     shows the system message, or sets it; /system none removes it
+/image FILE [TEXT] adds a picture to the next message, or to TEXT
 /reset, /clear     forgets all messages but the system message
 /undo              takes back the last message and its answer
 /regenerate        answers the last message anew
@@ -22,11 +23,12 @@ A message that begins with / is written with //. A line that ends with \\ contin
 \"\"\" begins and ends a message of several lines. Ctrl-C stops an answer.";
 
 /// The names, sorted, for completion.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 14] = [
     "/bye",
     "/clear",
     "/exit",
     "/help",
+    "/image",
     "/load",
     "/regenerate",
     "/reset",
@@ -47,6 +49,8 @@ pub enum ChatCommand {
     Say(String),
     /// `/system`: show the system message (`None`) or set it.
     System(Option<String>),
+    /// `/image`: add the picture in a file to the next message; with a text that is the message.
+    Image(PathBuf, Option<String>),
     /// `/reset`: forget all messages but the system message.
     Reset,
     /// `/undo`: remove the last message and its answer.
@@ -87,6 +91,13 @@ pub fn parse(text: &str) -> Result<ChatCommand, String> {
     };
     let command = match name {
         "system" => ChatCommand::System(Some(rest.to_owned()).filter(|text| !text.is_empty())),
+        "image" => {
+            // Quotes hold a name with spaces together, as files that are dragged into a terminal have them.
+            let path = file()?.to_string_lossy().into_owned();
+            let quoted = ['\'', '"'].iter().find_map(|&quote| path.strip_prefix(quote)?.split_once(quote));
+            let (name, text) = quoted.or_else(|| path.split_once(char::is_whitespace)).unwrap_or((&path, ""));
+            ChatCommand::Image(name.into(), Some(text.trim().to_owned()).filter(|text| !text.is_empty()))
+        }
         "save" => ChatCommand::Save(file()?),
         "load" => ChatCommand::Load(file()?),
         "set" => match rest.split_once(char::is_whitespace) {
@@ -130,6 +141,9 @@ mod tests {
             ("/system  Be brief.\nVery. ", ChatCommand::System(Some("Be brief.\nVery.".into()))),
             (" /save a b.json", ChatCommand::Save("a b.json".into())),
             ("/load x", ChatCommand::Load("x".into())),
+            ("/image a.png", ChatCommand::Image("a.png".into(), None)),
+            ("/image a.png  What is this?", ChatCommand::Image("a.png".into(), Some("What is this?".into()))),
+            ("/image 'my cat.png' Who?", ChatCommand::Image("my cat.png".into(), Some("Who?".into()))),
             ("/set", ChatCommand::Set(None)),
             ("/set temp  0.5", ChatCommand::Set(Some(("temp".into(), "0.5".into())))),
             ("/set think", ChatCommand::Think(ReasoningSetting::On)),
@@ -150,6 +164,7 @@ mod tests {
         for (text, message) in [
             ("/rest", "there is no command /rest; /help lists them, and // begins a message with /"),
             ("/save", "/save needs the name of a file"),
+            ("/image", "/image needs the name of a file"),
             ("/set temp", "/set temp needs a value, as in /set temp 0.7"),
             ("/set think hard", "/set think hard: it is true, false, none, minimal, low, medium, high, xhigh or max"),
         ] {

@@ -29,6 +29,7 @@ use crate::interrupt;
 use crate::metadata_text::{safe, safe_lines};
 use crate::model_args::ModelArgs;
 use crate::output_file::OutputFile;
+use crate::picture_args::{MmprojArgs, Pictures, read_picture};
 use crate::progress::ProgressLine;
 use crate::sampling_args::SamplingArgs;
 use crate::sampling_options;
@@ -114,6 +115,9 @@ pub struct Args {
     form: FormArgs,
 
     #[command(flatten)]
+    mmproj: MmprojArgs,
+
+    #[command(flatten)]
     tools: ToolsArgs,
 }
 
@@ -141,6 +145,8 @@ pub struct ChatSetup<'a> {
     pub sampling: &'a SamplingArgs,
     /// The form of each answer.
     pub form: &'a FormArgs,
+    /// The file that encodes pictures.
+    pub mmproj: &'a MmprojArgs,
     /// The MCP servers whose tools the model may call.
     pub tools: Option<ToolServers<'a>>,
 }
@@ -163,6 +169,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         engine: &args.engine,
         sampling: &args.sampling,
         form: &args.form,
+        mmproj: &args.mmproj,
         tools: args.tools.servers(),
     };
     talk(&setup, text.or_else(|| args.prompt.clone()))
@@ -225,6 +232,8 @@ pub fn talk(args: &ChatSetup, first: Option<String>) -> Result<(), CliError> {
         name: args.model.name(),
         n_vocab: model.spec().n_vocab,
         interactive,
+        setup: args,
+        markers: String::new(),
     };
     if interactive {
         note(&format!("{}; /help lists the commands, Ctrl-D leaves", args.model.name()));
@@ -235,7 +244,7 @@ pub fn talk(args: &ChatSetup, first: Option<String>) -> Result<(), CliError> {
 
 /// The state of a conversation: reads commands and carries them out.
 /// Notes for the user go to stderr, answers to stdout.
-struct ChatLoop {
+struct ChatLoop<'a> {
     /// The model and the messages.
     session: ChatSession,
     /// The file of `--session`.
@@ -250,9 +259,13 @@ struct ChatLoop {
     n_vocab: usize,
     /// Whether stdin and stdout are a terminal.
     interactive: bool,
+    /// The settings that the conversation began with.
+    setup: &'a ChatSetup<'a>,
+    /// The markers of the pictures for the next message.
+    markers: String,
 }
 
-impl ChatLoop {
+impl ChatLoop<'_> {
     /// Answers `first`, then the lines of the input.
     fn converse(&mut self, first: Option<String>) -> Result<(), CliError> {
         if let Some(text) = first {
@@ -309,7 +322,8 @@ impl ChatLoop {
         let conversation = &mut self.session.conversation;
         match command {
             ChatCommand::Nothing | ChatCommand::Exit => {}
-            ChatCommand::Say(text) => return self.send_message(text),
+            ChatCommand::Say(text) => return self.send_message(&text),
+            ChatCommand::Image(path, text) => return self.add_picture(&path, text),
             ChatCommand::Regenerate => return self.regenerate(),
             ChatCommand::System(None) => {
                 note(conversation.system.as_deref().unwrap_or("there is no system message; /system TEXT sets one"));
@@ -320,14 +334,14 @@ impl ChatLoop {
                 note("a new conversation");
             }
             ChatCommand::Undo => match conversation.undo() {
-                Some(text) => note(&format!("took back: {text}")),
+                Some(text) => note(&format!("took back: {}", Pictures::shown(&text))),
                 None => note("there is nothing to take back"),
             },
             ChatCommand::Save(path) => {
                 let json = serde_json::to_string_pretty(&conversation.with_system())
                     .map_err(|e| CliError::General(format!("cannot write JSON: {e}")))?;
                 // After an error an earlier file is unchanged, and the conversation continues.
-                save(&path, &(json + "\n")).map_err(|error| CliError::General(error.to_string()))?;
+                save(&path, &(Pictures::shown(&json) + "\n")).map_err(|error| CliError::General(error.to_string()))?;
                 note(&format!("wrote {}", path.display()));
             }
             ChatCommand::Load(path) => {
@@ -375,8 +389,24 @@ impl ChatLoop {
         lines.join("\n") + "\n" + &sampling_options::text(self.session.sampling())
     }
 
+    /// Adds a picture to the next message, which is `text` if there is one.
+    fn add_picture(&mut self, path: &Path, text: Option<String>) -> Result<(), CliError> {
+        let picture = read_picture(path)?;
+        let marker = self.session.add_picture(&picture, |model| {
+            self.setup.mmproj.open(self.setup.model, model, &self.setup.engine.options(model))
+        })?;
+        self.markers.push_str(&marker);
+        if let Some(text) = text {
+            return self.send_message(&text);
+        }
+        let (width, height) = (picture.width(), picture.height());
+        note(&format!("{}, {width} x {height} pixels, comes with the next message", path.display()));
+        Ok(())
+    }
+
     /// Adds a message of the user and answers it. After an error without an answer the message is removed again.
-    fn send_message(&mut self, text: String) -> Result<(), CliError> {
+    fn send_message(&mut self, text: &str) -> Result<(), CliError> {
+        let text = std::mem::take(&mut self.markers) + text;
         self.session.conversation.messages.push(Message::user(text));
         self.answer().inspect_err(|_| {
             if !self.has_answer() {

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use metal_attention::picture_files::Picture;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
+use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, PromptSpan, SessionError, StopReason};
 use metal_attention_chat::{
     AnswerEvent, ChatTemplate, ContextBudget, Message, ReasoningSetting, RenderRequest, RenderedPrompt, Tool, ToolCall,
     fit_context,
@@ -20,6 +21,7 @@ use super::note;
 use crate::cli_error::CliError;
 use crate::form_args::constrain;
 use crate::interrupt;
+use crate::picture_args::Pictures;
 use crate::progress::ProgressLine;
 use crate::statistics::RunStatistics;
 use crate::terminal::{self, Screen};
@@ -43,6 +45,9 @@ pub struct SessionOptions {
     pub load: Duration,
 }
 
+/// The inputs of a prompt: an id for each, and the spans of pictures.
+type Inputs = (Vec<u32>, Vec<PromptSpan>);
+
 /// A model and the messages of a conversation with it.
 pub struct ChatSession {
     /// The messages.
@@ -59,6 +64,8 @@ pub struct ChatSession {
     options: SessionOptions,
     /// Compiles forms for the vocabulary.
     grammars: GrammarCompiler,
+    /// The pictures of the conversation. `None`: there were none so far.
+    pictures: Option<Pictures>,
 }
 
 impl ChatSession {
@@ -73,7 +80,22 @@ impl ChatSession {
     ) -> Self {
         options.stop.extend(template.stop_strings().iter().map(|&s| s.to_owned()));
         let grammars = GrammarCompiler::new(&tokenizer);
-        Self { conversation, generator, tokenizer, template, sampling, options, grammars }
+        Self { conversation, generator, tokenizer, template, sampling, options, grammars, pictures: None }
+    }
+
+    /// Encodes a picture for the conversation. Returns its marker, which stands for it in a message. `open` sets up the encoder,
+    /// for the first picture.
+    pub fn add_picture(
+        &mut self,
+        picture: &Picture,
+        open: impl FnOnce(&Model) -> Result<Pictures, CliError>,
+    ) -> Result<String, CliError> {
+        let pictures = match &mut self.pictures {
+            Some(pictures) => pictures,
+            none => none.insert(open(self.generator.model())?),
+        };
+        let _progress = ProgressLine::spinner("reading the picture");
+        pictures.add(picture, &self.tokenizer)
     }
 
     /// The model.
@@ -126,12 +148,12 @@ impl ChatSession {
     /// conversation is unchanged.
     pub fn answer(&mut self) -> Result<Vec<ToolCall>, CliError> {
         let n_ctx = self.generator.forward_pass().n_ctx();
-        let (rendered, ids, shortened) = self.fit_prompt(n_ctx)?;
+        let (rendered, inputs, shortened) = self.fit_prompt(n_ctx)?;
         if let Some(form) = &self.options.form {
             let template_and_prompt = (&self.template, rendered.prompt.text.as_str());
             constrain(&mut self.generator, &self.grammars, form, Some(template_and_prompt))?;
         }
-        let progress = self.prefill(&ids)?;
+        let progress = self.prefill(&inputs)?;
         let (mut message, stop_reason) = self.write_answer(&rendered, progress)?;
         if stop_reason == Some(StopReason::ContextFull) {
             note(&format!("note: the answer ends here because the context of {n_ctx} tokens is full"));
@@ -157,17 +179,20 @@ impl ChatSession {
         Ok(calls)
     }
 
-    /// Renders the conversation, without the oldest turns if they do not fit into `n_ctx`. Returns the prompt, its tokens, and
+    /// Renders the conversation, without the oldest turns if they do not fit into `n_ctx`. Returns the prompt, its inputs, and
     /// the shortened conversation (`None`: nothing was dropped).
-    fn fit_prompt(&self, n_ctx: usize) -> Result<(RenderedPrompt, Vec<u32>, Option<ChatHistory>), CliError> {
+    fn fit_prompt(&self, n_ctx: usize) -> Result<(RenderedPrompt, Inputs, Option<ChatHistory>), CliError> {
         let messages = self.conversation.with_system();
         let render = |messages: &[Message]| {
             let request = RenderRequest { messages, tools: &self.options.tools, ..Default::default() };
             let rendered = self.template.render_with_reasoning(&request, self.options.thinking);
             let rendered = rendered.map_err(|e| CliError::Usage(e.to_string()))?;
-            let ids = rendered.prompt.encode(&self.tokenizer);
-            let n_tokens = ids.len();
-            Ok::<_, CliError>(((rendered, ids), n_tokens))
+            let inputs = match &self.pictures {
+                None => (rendered.prompt.encode(&self.tokenizer), Vec::new()),
+                Some(pictures) => pictures.prompt(&rendered.prompt, self.generator.model(), &self.tokenizer),
+            };
+            let n_tokens = inputs.0.len();
+            Ok::<_, CliError>(((rendered, inputs), n_tokens))
         };
         let room = ContextBudget::new(n_ctx, self.options.n_predict);
         let fitted = fit_context(&messages, room, &self.tokenizer, render)?;
@@ -183,17 +208,17 @@ impl ChatSession {
             note(&format!("the context of {n_ctx} tokens is full: dropped the oldest {turns}, {tokens}"));
             ChatHistory::from_messages(fitted.messages.into_owned())
         });
-        let (rendered, ids) = fitted.prompt;
-        Ok((rendered, ids, shortened))
+        let (rendered, inputs) = fitted.prompt;
+        Ok((rendered, inputs, shortened))
     }
 
-    /// Prefills the part of `ids` that the KV cache does not hold, except for the last tokens, which are evaluated with the first
+    /// Prefills the part of the prompt that the KV cache does not hold, except for the last tokens, which are evaluated with the first
     /// token of the answer. Returns the line of progress, which shows both.
-    fn prefill(&mut self, ids: &[u32]) -> Result<ProgressLine, CliError> {
+    fn prefill(&mut self, (ids, spans): &Inputs) -> Result<ProgressLine, CliError> {
         let n_layer = self.generator.model().spec().n_layer();
         let progress = ProgressLine::steps("reading the conversation", ids.len() as u64).watched(n_layer);
         let mut begun = false;
-        self.generator.prompt(ids, |done, _total| {
+        self.generator.prompt_with_spans(ids, spans, |done, _total| {
             // The first call reports the tokens that the KV cache holds from earlier turns; they took no time.
             if std::mem::replace(&mut begun, true) {
                 progress.set(done as u64);

@@ -13,6 +13,7 @@ use super::note;
 use super::session::ChatSession;
 use crate::cli_error::CliError;
 use crate::metadata_text::safe;
+use crate::picture_args::Pictures;
 use crate::units;
 
 /// The session file and the state of its contents.
@@ -88,7 +89,9 @@ impl ChatSessionFile {
     }
 }
 
-/// The messages as JSON, the note of the session file.
+/// The messages as JSON, the note of the session file. Pictures are not kept.
 fn json(conversation: &ChatHistory) -> Result<Vec<u8>, CliError> {
-    serde_json::to_vec(&conversation.with_system()).map_err(|e| CliError::General(format!("cannot write JSON: {e}")))
+    let json = serde_json::to_string(&conversation.with_system());
+    let json = json.map_err(|e| CliError::General(format!("cannot write JSON: {e}")))?;
+    Ok(Pictures::shown(&json).into_bytes())
 }
