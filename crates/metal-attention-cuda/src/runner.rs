@@ -15,6 +15,7 @@ mod collectives;
 #[cfg(test)]
 mod cuda_kernels_tests;
 pub(crate) mod grouped;
+pub(crate) mod launcher;
 pub(crate) mod layer;
 pub(crate) mod linear;
 mod matmul_few;
@@ -29,14 +30,12 @@ use metal_attention_model::ModelSpec;
 
 use crate::CudaError;
 use crate::activations::Activations;
-use crate::bounds::KernelArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::exchange::Exchange;
 use crate::ids::ChosenIds;
 use crate::inputs::SpanInputs;
-use crate::kernels::{EntryPoint, Kernels};
+use crate::kernels::Kernels;
 use crate::kv_cache::CudaKvCache;
-use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::profile::Timers;
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::weights::CudaWeights;
@@ -117,31 +116,6 @@ pub(crate) struct MicroBatch<'a> {
 }
 
 impl ModelRunner {
-    /// Launches a kernel. `label` is shown after its name in a profile.
-    pub(crate) fn launch<A: KernelArgs>(
-        &mut self,
-        entry: EntryPoint<A>,
-        label: &str,
-        grid: LaunchGrid,
-        args: &A,
-    ) -> Result<(), CudaError> {
-        let kernel = self.kernels.get(&self.gpu, entry)?;
-        self.n_launches += 1;
-        // SAFETY: this holds for all `args` that `runner/` and `parts/` make, which alone call this function:
-        // - Each address is null, or of a buffer that the executor holds as long as this runner, or longer than the step: weights, caches,
-        //   and `buffers`.
-        // - The buffers have room for the largest micro-batch; `KernelArgs::bounds` states what a kernel touches, and debug builds check it.
-        // - Indices in device memory were checked on the host before they were uploaded: pages, sequences and ids by `PageTable::check`, state
-        //   slots by `CudaRecurrentStates::write`; positions by `PageTable::span_places` behind spans, and elsewhere they are indices.
-        let launch = |order: LaunchOrder| unsafe { self.gpu.launch(kernel, grid, args, order) };
-        match &mut self.timers {
-            None => launch(LaunchOrder::Overlapped),
-            Some(timers) => {
-                timers.around(format!("{} {label}", entry.name).trim_end(), || launch(LaunchOrder::AfterPrevious))
-            }
-        }
-    }
-
     /// Completes a token that the persistent kernel (`decode.rs`) took through all layers and the output head: gathers the logits
     /// of all ranks and finds the highest ones, where `output` needs that. The kernel itself has chosen an id.
     pub(crate) fn finish_persistent(&mut self, n_vocab: usize, output: TokenOutput) -> Result<(), CudaError> {

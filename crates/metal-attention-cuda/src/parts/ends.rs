@@ -166,7 +166,7 @@ impl ModelRunner {
             for first in (0..n).step_by(tokens) {
                 let (rows, y) = (output_rows.skip(first).ptr(), product.y.skip(first * spec.n_vocab));
                 let n = (n - first).min(tokens);
-                self.gemv(&product, x, args.weight, args.eps, rows, y, n_embd, n)?;
+                self.launcher().gemv(&product, x, args.weight, args.eps, rows, y, n_embd, n)?;
             }
         } else {
             self.norm(NormArgs { out: hidden.ptr(), ..args }, n)?;

@@ -2,17 +2,19 @@
 //!
 //! Weights are repacked at load (`matrix.rs`): a tile is 16 rows, a panel is 64 columns, and the codes and scales of one tile's
 //! panel (or of four neighbouring ones) are one record. A product is launched in one of these ways
-//! ([`product`](ModelRunner::product)):
+//! ([`product`](Launcher::product)):
 //! - GEMV, with F32 inputs, for up to [`GEMV_TOKENS`] tokens in one launch (`matvec.cu`); in `exact` mode for any number of
 //!   tokens, a launch for every four of them.
 //! - GEMM, with inputs rounded to F16 and packed in the order of the tensor cores: `matmul_few.rs`, `matmul_wide.rs`, or,
-//!   without warpgroup instructions, `matmul.cu` (see [`gemm`](ModelRunner::gemm)).
+//!   without warpgroup instructions, `matmul.cu` (see [`gemm`](Launcher::gemm)).
 //! - `odd_rows.cu`, a plain kernel, where the number of columns is not a multiple of four.
 
 use super::ModelRunner;
+use super::launcher::Launcher;
+use super::matmul_wide::packed_layout;
 use crate::CudaError;
 use crate::args::{Epilogue, MAX_MATRICES, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs};
-use crate::device::CudaBuffer;
+use crate::device::{CudaBuffer, CudaSummary};
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
@@ -191,6 +193,16 @@ pub(crate) fn gemv_shared_bytes(
     WARPS * (ring + 16) + n_tokens * of_token
 }
 
+/// Tokens of a GEMV launch: [`GEMV_TOKENS`], or fewer if a block has not enough shared memory for their inputs.
+pub(crate) fn gemv_tokens(
+    gpu: &CudaSummary,
+    layouts: &(impl Iterator<Item = WeightLayout> + Clone),
+    n_in: usize,
+) -> usize {
+    let fits = |n: &usize| gemv_shared_bytes(layouts.clone(), n_in.div_ceil(PANEL), *n) <= gpu.max_shared;
+    (2..=GEMV_TOKENS).rev().find(fits).unwrap_or(1)
+}
+
 impl ModelRunner {
     /// Whether products of `n_tokens` tokens read F32 inputs (GEMV), and not packed F16 inputs (GEMM).
     pub(crate) fn uses_f32_inputs(&self, n_tokens: usize) -> bool {
@@ -258,13 +270,6 @@ impl ModelRunner {
         Ok(LinearInput::Packed(packed))
     }
 
-    /// Launches the norm kernel for `n_rows` rows.
-    pub(crate) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
-        let n_token_tiles = self.packed_layout(n_rows);
-        let grid = LaunchGrid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
-        self.launch(kernels::NORM_ROWS, "", grid, &NormArgs { n_token_tiles, ..args })
-    }
-
     /// Launches the product with one matrix, stored to `y`.
     pub(crate) fn store(
         &mut self,
@@ -277,12 +282,14 @@ impl ModelRunner {
         let product = LinearOp { y, bias: linear.bias(), ..LinearOp::stored(label, &linear.weight) };
         self.product(&product, input, linear.weight.n_in, n_tokens)
     }
+}
 
-    /// Tokens of a GEMV launch: [`GEMV_TOKENS`], or fewer if a block has not enough shared memory for their inputs.
-    pub(crate) fn gemv_tokens(&self, layouts: &(impl Iterator<Item = WeightLayout> + Clone), n_in: usize) -> usize {
-        let max_bytes = self.gpu.summary().max_shared;
-        let fits = |n: &usize| gemv_shared_bytes(layouts.clone(), n_in.div_ceil(PANEL), *n) <= max_bytes;
-        (2..=GEMV_TOKENS).rev().find(fits).unwrap_or(1)
+impl Launcher<'_> {
+    /// Launches the norm kernel for `n_rows` rows.
+    pub(crate) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
+        let n_token_tiles = packed_layout(self.gpu.summary(), self.max_few_tokens, n_rows);
+        let grid = LaunchGrid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
+        self.launch(kernels::NORM_ROWS, "", grid, &NormArgs { n_token_tiles, ..args })
     }
 
     /// Launches `p` for all tokens. `n_in`: elements of an input row.
@@ -295,7 +302,7 @@ impl ModelRunner {
     ) -> Result<(), CudaError> {
         match input {
             LinearInput::Rows { x, norm, eps } => {
-                let tokens = self.gemv_tokens(&p.matrices.iter().map(|(matrix, _)| matrix.layout), n_in);
+                let tokens = gemv_tokens(self.gpu.summary(), &p.matrices.iter().map(|(matrix, _)| matrix.layout), n_in);
                 let groups = if n_in.is_multiple_of(4) && tokens == GEMV_TOKENS { n_tokens / tokens } else { 0 };
                 let first = if groups > 1 { groups * GEMV_TOKENS } else { 0 };
                 if groups > 1 {
@@ -420,7 +427,7 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Launches the GEMM of the packed rows `x`: `matmul_few` up to [`ModelRunner::max_few_tokens`] tokens, above that `matmul_wide` where
+    /// Launches the GEMM of the packed rows `x`: `matmul_few` up to [`Launcher::max_few_tokens`] tokens, above that `matmul_wide` where
     /// the device has warpgroup instructions, else `matmul`.
     pub(crate) fn gemm(&mut self, p: &LinearOp<'_>, x: DeviceSlice<F16>, n_tokens: usize) -> Result<(), CudaError> {
         // The GEMM without warpgroup instructions supports one layout for gate and up.

@@ -5,7 +5,7 @@
 //! occupy the device, several warps of a block share the columns (panels) of a tile, and then several blocks do (split-K),
 //! whose partial sums the last of them adds up.
 
-use super::ModelRunner;
+use super::launcher::Launcher;
 use super::linear::{BLOCKS_PER_SM, LinearOp, WARPS, matrix_args, previous_power_of_two};
 use crate::CudaError;
 use crate::args::{Epilogue, MatmulFewArgs};
@@ -76,7 +76,7 @@ fn tiles_per_block(warps_per_tile: usize, gated: bool) -> usize {
     WARPS / warps_per_tile * if gated { 1 } else { 2 }
 }
 
-impl ModelRunner {
+impl Launcher<'_> {
     /// Launches the product of the packed rows `x` with some of the matrices of `p`.
     pub(super) fn matmul_few(
         &mut self,
@@ -113,8 +113,8 @@ impl ModelRunner {
             warps_per_tile: warps_per_tile as u32,
             n_splits: n_splits as u32,
             unused: 0,
-            sums: self.buffers.split_sums.ptr(),
-            tickets: self.buffers.split_tickets.ptr(),
+            sums: self.split_sums,
+            tickets: self.split_tickets,
         };
         let grid = LaunchGrid {
             blocks: [n_blocks, n_groups, n_splits],

@@ -5,7 +5,7 @@
 //! shared memory; two warpgroups of consumers multiply. If there are fewer blocks than multiprocessors, several blocks share
 //! the panels of the same rows (split-K), and the last of them adds up their partial sums.
 
-use super::ModelRunner;
+use super::launcher::Launcher;
 use super::linear::{LinearOp, matrix_args};
 use crate::CudaError;
 use crate::args::{Epilogue, MatmulWideArgs};
@@ -74,14 +74,14 @@ fn wide_plan(row_blocks: usize, n_panels: usize, n_tokens: usize, n_sm: usize) -
     plans.min_by_key(|(cycles, _)| *cycles).map_or(WidePlan { tokens: max_tokens, n_splits: 1 }, |(_, plan)| plan)
 }
 
-impl ModelRunner {
-    /// `n_token_tiles` for kernels that pack `n_tokens` rows: their number of tiles, and the flag of the layout that products
-    /// of that many tokens read.
-    pub(crate) fn packed_layout(&self, n_tokens: usize) -> u32 {
-        let wide = self.gpu.summary().has_wgmma() && n_tokens > self.max_few_tokens;
-        n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
-    }
+/// `n_token_tiles` for kernels that pack `n_tokens` rows: their number of tiles, and the flag of the layout that products of that many tokens
+/// read.
+pub(crate) fn packed_layout(gpu: &CudaSummary, max_few_tokens: usize, n_tokens: usize) -> u32 {
+    let wide = gpu.has_wgmma() && n_tokens > max_few_tokens;
+    n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
+}
 
+impl Launcher<'_> {
     /// Launches the product of the packed rows `x` with some of the matrices of `p`.
     pub(super) fn matmul_wide(
         &mut self,
@@ -112,8 +112,8 @@ impl ModelRunner {
             packed: p.packed,
             n_splits: n_splits as u32,
             unused: 0,
-            sums: self.buffers.split_sums.ptr(),
-            tickets: self.buffers.split_tickets.ptr(),
+            sums: self.split_sums,
+            tickets: self.split_tickets,
         };
         let grid =
             LaunchGrid { blocks: [n_tokens.div_ceil(tokens), row_blocks, n_splits], threads: THREADS, shared: SHARED };
