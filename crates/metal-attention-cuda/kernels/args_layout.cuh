@@ -862,3 +862,67 @@
 #define LAYOUT_OF_DecodeOnRanksArgs(S) SIZE_IS(S, 312); \
     FIELD_IS_AT(S, decode, 0); \
     FIELD_IS_AT(S, ranks, 208)
+
+// encoder.cu
+#define LAYOUT_OF_ElementsArgs(S) SIZE_IS(S, 48); \
+    FIELD_IS_AT(S, x, 0); \
+    FIELD_IS_AT(S, y, 8); \
+    FIELD_IS_AT(S, out, 16); \
+    FIELD_IS_AT(S, n_rows, 24); \
+    FIELD_IS_AT(S, width, 28); \
+    FIELD_IS_AT(S, y_stride, 32); \
+    FIELD_IS_AT(S, function, 36); \
+    FIELD_IS_AT(S, a, 40); \
+    FIELD_IS_AT(S, b, 44)
+
+// encoder.cu
+#define LAYOUT_OF_SumRowsArgs(S) SIZE_IS(S, 56); \
+    FIELD_IS_AT(S, x, 0); \
+    FIELD_IS_AT(S, rows, 8); \
+    FIELD_IS_AT(S, weights, 16); \
+    FIELD_IS_AT(S, out, 24); \
+    FIELD_IS_AT(S, n_rows, 32); \
+    FIELD_IS_AT(S, width, 36); \
+    FIELD_IS_AT(S, n, 40); \
+    FIELD_IS_AT(S, out_stride, 44); \
+    FIELD_IS_AT(S, divisor, 48); \
+    FIELD_IS_AT(S, unused, 52)
+
+// encoder.cu
+#define LAYOUT_OF_InterleaveArgs(S) SIZE_IS(S, 32); \
+    FIELD_IS_AT(S, x, 0); \
+    FIELD_IS_AT(S, out, 8); \
+    FIELD_IS_AT(S, n_rows, 16); \
+    FIELD_IS_AT(S, width, 20); \
+    FIELD_IS_AT(S, n, 24); \
+    FIELD_IS_AT(S, unused, 28)
+
+// encoder.cu
+#define LAYOUT_OF_RotateArgs(S) SIZE_IS(S, 32); \
+    FIELD_IS_AT(S, x, 0); \
+    FIELD_IS_AT(S, table, 8); \
+    FIELD_IS_AT(S, n_rows, 16); \
+    FIELD_IS_AT(S, width, 20); \
+    FIELD_IS_AT(S, head_dim, 24); \
+    FIELD_IS_AT(S, block, 28)
+
+// encoder.cu
+#define LAYOUT_OF_EncoderTile(S) SIZE_IS(S, 16); \
+    FIELD_IS_AT(S, query, 0); \
+    FIELD_IS_AT(S, n, 4); \
+    FIELD_IS_AT(S, key, 8); \
+    FIELD_IS_AT(S, n_keys, 12)
+
+// encoder.cu
+#define LAYOUT_OF_EncoderAttentionArgs(S) SIZE_IS(S, 64); \
+    FIELD_IS_AT(S, q, 0); \
+    FIELD_IS_AT(S, k, 8); \
+    FIELD_IS_AT(S, v, 16); \
+    FIELD_IS_AT(S, out, 24); \
+    FIELD_IS_AT(S, tiles, 32); \
+    FIELD_IS_AT(S, n_queries, 40); \
+    FIELD_IS_AT(S, n_keys, 44); \
+    FIELD_IS_AT(S, width, 48); \
+    FIELD_IS_AT(S, kv_width, 52); \
+    FIELD_IS_AT(S, head_dim, 56); \
+    FIELD_IS_AT(S, scale, 60)

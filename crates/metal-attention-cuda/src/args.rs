@@ -7,6 +7,7 @@
 
 mod attention;
 mod decode;
+mod encoder;
 mod exchange;
 mod experts;
 mod latent;
@@ -22,6 +23,9 @@ pub(crate) use attention::{
 };
 pub(crate) use decode::{
     COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_OPS, OpArgs, OpMatrixArgs, RankShareArgs,
+};
+pub(crate) use encoder::{
+    ElementsArgs, ElementsFunction, EncoderAttentionArgs, EncoderTileArgs, InterleaveArgs, RotateArgs, SumRowsArgs,
 };
 pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 pub(crate) use experts::{

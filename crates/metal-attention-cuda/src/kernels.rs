@@ -9,12 +9,13 @@ use metal_attention_model::CacheType;
 
 use crate::args::{
     ActivationArgs, AllGatherArgs, AllReduceArgs, ArgmaxArgs, AttentionArgs, AttentionInputsArgs, ConvolutionArgs,
-    CountExchangesArgs, DecodeArgs, DecodeOnRanksArgs, DeltaRuleArgs, EmbeddingArgs, ExpertsActivationArgs,
-    ExpertsSumArgs, FunctionArgs, FusedDeltaRuleArgs, FusedMamba2Args, FusedRouteArgs, GatherArgs,
-    GeneralAttentionArgs, GroupNormArgs, GroupedMatmulArgs, GroupedMatvecArgs, LatentAttentionArgs, LatentInputsArgs,
-    LogitsArgs, Mamba2Args, MambaArgs, MatmulArgs, MatmulFewArgs, MatmulWideArgs, MatvecArgs, NormArgs, OddRowsArgs,
-    PrefillArgs, RateArgs, RepackArgs, RouteArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, SideProductsArgs,
-    SortArgs, StreamsArgs, StretchArgs, TokenShiftArgs, TopKArgs, WeighArgs,
+    CountExchangesArgs, DecodeArgs, DecodeOnRanksArgs, DeltaRuleArgs, ElementsArgs, EmbeddingArgs,
+    EncoderAttentionArgs, ExpertsActivationArgs, ExpertsSumArgs, FunctionArgs, FusedDeltaRuleArgs, FusedMamba2Args,
+    FusedRouteArgs, GatherArgs, GeneralAttentionArgs, GroupNormArgs, GroupedMatmulArgs, GroupedMatvecArgs,
+    InterleaveArgs, LatentAttentionArgs, LatentInputsArgs, LogitsArgs, Mamba2Args, MambaArgs, MatmulArgs,
+    MatmulFewArgs, MatmulWideArgs, MatvecArgs, NormArgs, OddRowsArgs, PrefillArgs, RateArgs, RepackArgs, RotateArgs,
+    RouteArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, SideProductsArgs, SortArgs, StreamsArgs, StretchArgs,
+    SumRowsArgs, TokenShiftArgs, TopKArgs, WeighArgs,
 };
 use crate::bounds::KernelArgs;
 use crate::{CudaDevice, CudaError};
@@ -297,6 +298,15 @@ kernel_table! {
         kernel SUM_SLICES_EXACTLY: AllReduceArgs = "sum_slices_exactly";
         kernel ALL_GATHER: AllGatherArgs = "all_gather";
         kernel COUNT_EXCHANGES: CountExchangesArgs = "count_exchanges";
+    }
+    "encoder" for All {
+        kernel ENCODER_ELEMENTS: ElementsArgs = "encoder_elements";
+        kernel ENCODER_SUM_ROWS: SumRowsArgs = "encoder_sum_rows";
+        kernel ENCODER_INTERLEAVE: InterleaveArgs = "encoder_interleave";
+        kernel ENCODER_ROTATE: RotateArgs = "encoder_rotate";
+        kernel ENCODER_ATTENTION: EncoderAttentionArgs = "encoder_attention";
+        family ENCODER_ATTENTION_ON_UNITS: EncoderAttentionArgs = "encoder_attention_on_units_64",
+            "encoder_attention_on_units_80", "encoder_attention_on_units_128";
     }
     "decode" for WithWgmma {
         kernel DECODE_64: DecodeArgs = "decode_64";

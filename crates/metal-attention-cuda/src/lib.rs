@@ -8,6 +8,7 @@ mod codes;
 mod decode;
 mod decode_steps;
 mod device;
+mod encoder;
 mod error;
 mod exchange;
 mod executor;
@@ -35,6 +36,7 @@ mod weights;
 
 pub use ceilings::{CudaCeilings, CudaLaunchCosts};
 pub use device::{CudaDevice, CudaSummary, cuda_summaries};
+pub use encoder::CudaEncoder;
 pub use error::CudaError;
 pub use executor::{CudaExecutor, CudaForwardPass};
 pub use options::CudaTuning;

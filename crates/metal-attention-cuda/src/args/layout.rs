@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::{attention, decode, exchange, experts, latent, products, recurrent, rows};
+use super::{attention, decode, encoder, exchange, experts, latent, products, recurrent, rows};
 use crate::kernels::TABLE;
 
 /// A structure of kernel arguments that C++ declares, too.
@@ -35,6 +35,7 @@ fn layouts() -> impl Iterator<Item = &'static StructLayout> {
         recurrent::LAYOUTS,
         exchange::LAYOUTS,
         decode::LAYOUTS,
+        encoder::LAYOUTS,
     ];
     files.into_iter().flatten()
 }

@@ -9,6 +9,7 @@
 mod attention;
 #[cfg(debug_assertions)]
 mod bounds;
+mod encoder;
 mod exchange;
 mod experts;
 mod grouped;

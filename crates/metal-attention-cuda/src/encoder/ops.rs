@@ -1,0 +1,383 @@
+//! [`CudaEncoderOps`]: the operations of encoders as launches.
+
+use std::sync::Arc;
+
+use metal_attention_model::vision::{AttentionSegment, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps};
+
+use super::attention::{self, AttentionPlan};
+use super::rows::{CudaRows, RowMemory};
+use super::{CudaEncoderTypes, EncoderVector};
+use crate::activations::packed;
+use crate::args::{ElementsArgs, ElementsFunction, InterleaveArgs, NormArgs, RotateArgs, SumRowsArgs};
+use crate::bounds::KernelArgs;
+use crate::device::{CudaBuffer, Readback};
+use crate::kernels::{self, EntryPoint, Kernels};
+use crate::launch::LaunchGrid;
+use crate::runner::launcher::Launcher;
+use crate::runner::linear::{GEMV_TOKENS, LinearInput, LinearOp, norm_args};
+use crate::runner::{max_few_tokens, split_bytes};
+use crate::slice::{DevicePtr, DeviceSlice};
+use crate::weights::norm_kind;
+use crate::{CudaDevice, CudaError};
+
+/// Most threads of a block of the kernels of rows.
+const THREADS: usize = 256;
+/// Blocks of these kernels for each multiprocessor; each takes several rows.
+const BLOCKS_PER_SM: usize = 16;
+/// Rows of the largest block of the products, which split-K shares among blocks.
+const MOST_SPLIT_ROWS: usize = 256;
+
+/// The device, the loaded kernels, and the memory of rows.
+pub(super) struct CudaEncoderOps {
+    gpu: Arc<CudaDevice>,
+    kernels: Kernels,
+    memory: RowMemory,
+    /// Space for the partial sums of split-K products, and their counters.
+    split: [CudaBuffer; 2],
+    /// Whether products and attention read F32 inputs.
+    exact: bool,
+    n_launches: u64,
+}
+
+impl CudaEncoderOps {
+    pub(super) fn new(gpu: Arc<CudaDevice>, kernels: Kernels, exact: bool) -> Result<Self, CudaError> {
+        let [sums, tickets] = split_bytes(gpu.summary(), MOST_SPLIT_ROWS);
+        let zeros = |bytes: usize| gpu.zeros("the picture encoder", bytes as u64);
+        let split = [zeros(sums)?, zeros(tickets)?];
+        Ok(Self { memory: RowMemory::new(Arc::clone(&gpu)), gpu, kernels, split, exact, n_launches: 0 })
+    }
+
+    /// Frees the memory of rows.
+    pub(super) fn free_rows(&mut self) {
+        self.memory.free();
+    }
+
+    /// What launches need, for products of rows of `n_in` elements.
+    fn launcher(&mut self, n_in: usize) -> Launcher<'_> {
+        let [sums, tickets] = &self.split;
+        Launcher {
+            gpu: &self.gpu,
+            kernels: &mut self.kernels,
+            n_launches: &mut self.n_launches,
+            timers: None,
+            max_few_tokens: max_few_tokens(self.gpu.summary(), n_in),
+            split_sums: sums.ptr(),
+            split_tickets: tickets.ptr(),
+        }
+    }
+
+    /// Launches a kernel of rows: a thread for each of `columns` columns.
+    fn launch_rows<A: KernelArgs>(
+        &mut self,
+        entry: EntryPoint<A>,
+        n_rows: usize,
+        columns: usize,
+        args: &A,
+    ) -> Result<(), CudaError> {
+        if n_rows == 0 || columns == 0 {
+            return Ok(());
+        }
+        let grid = row_grid(self.gpu.summary().n_sm, n_rows, columns);
+        self.launcher(columns).launch(entry, "", grid, args)
+    }
+
+    /// Launches `out = function(x, y)`.
+    fn elements(
+        &mut self,
+        function: ElementsFunction,
+        x: &CudaRows,
+        y: Option<(DeviceSlice<f32>, usize)>,
+        out: DeviceSlice<f32>,
+        [a, b]: [f32; 2],
+    ) -> Result<(), CudaError> {
+        let (y, y_stride) = y.map_or((DevicePtr::NULL, 0), |(y, stride)| (y.ptr(), stride));
+        let args = ElementsArgs {
+            x: x.slice().ptr(),
+            y,
+            out: out.ptr(),
+            n_rows: x.n_rows as u32,
+            width: x.width as u32,
+            y_stride: y_stride as u32,
+            function: function as u32,
+            a,
+            b,
+        };
+        self.launch_rows(kernels::ENCODER_ELEMENTS, x.n_rows, x.width, &args)
+    }
+
+    /// Launches `x = function(x, y)`, with rows `y`.
+    fn with_rows(&mut self, function: ElementsFunction, x: &mut CudaRows, y: &CudaRows) -> Result<(), CudaError> {
+        let out = x.slice_mut();
+        self.elements(function, x, Some((y.slice(), y.width)), out, [0.0; 2])
+    }
+
+    /// Launches `x = function(x, y)`, with one row `y` for all rows.
+    fn with_vector(
+        &mut self,
+        function: ElementsFunction,
+        x: &mut CudaRows,
+        y: &EncoderVector,
+    ) -> Result<(), CudaError> {
+        let out = x.slice_mut();
+        self.elements(function, x, Some((y.buffer.slice().take(y.len), 0)), out, [0.0; 2])
+    }
+
+    /// Launches sums of `n` rows of `x` each: those with the indices `rows`, or in order. They are stored to the rows `out`,
+    /// which are `out_stride` elements apart.
+    fn sum_rows(
+        &mut self,
+        x: &CudaRows,
+        n: usize,
+        rows: Option<&[u32]>,
+        sums: Sums<'_>,
+        (out, out_stride): (DeviceSlice<f32>, usize),
+    ) -> Result<(), CudaError> {
+        let n_rows = rows.map_or(x.n_rows, <[u32]>::len) / n.max(1);
+        let indices = rows.map(|rows| self.memory.upload(rows)).transpose()?;
+        let args = SumRowsArgs {
+            x: x.slice().ptr(),
+            rows: indices.as_ref().map_or(DevicePtr::NULL, |indices| indices.ptr()),
+            weights: sums.weights.map_or(DevicePtr::NULL, |weights| weights.buffer.ptr()),
+            out: out.ptr(),
+            n_rows: n_rows as u32,
+            width: x.width as u32,
+            n: n as u32,
+            out_stride: out_stride as u32,
+            divisor: sums.divisor,
+            unused: 0,
+        };
+        self.launch_rows(kernels::ENCODER_SUM_ROWS, n_rows, x.width, &args)
+    }
+
+    /// Launches `y = W x + b`.
+    fn product(&mut self, x: &CudaRows, linear: &EncoderLinear<CudaEncoderTypes>) -> Result<CudaRows, CudaError> {
+        let (n_rows, n_in) = (x.n_rows, x.width);
+        if n_in != linear.matrix.n_in || linear.n_out != linear.matrix.n_rows {
+            return Err(CudaError::UnsupportedPart { part: "a picture encoder whose widths differ" });
+        }
+        let y = self.memory.rows(n_rows, linear.n_out)?;
+        if n_rows == 0 {
+            return Ok(y);
+        }
+        let bias = linear.bias.as_ref().map_or(DevicePtr::NULL, |bias| bias.buffer.ptr());
+        let op = LinearOp { y: y.slice(), bias, ..LinearOp::stored("picture", &linear.matrix) };
+        if self.exact || n_rows <= GEMV_TOKENS {
+            self.launcher(n_in).product(&op, LinearInput::rows(x.slice()), n_in, n_rows)?;
+        } else {
+            let rows = x.packed(|| {
+                let rows = self.memory.buffer::<u8>(packed(n_in, n_rows))?;
+                let args = NormArgs { packed: rows.ptr(), ..norm_args(None, x.slice(), n_in) };
+                self.launcher(n_in).norm(args, n_rows)?;
+                Ok(rows)
+            })?;
+            self.launcher(n_in).product(&op, LinearInput::Packed(rows.slice()), n_in, n_rows)?;
+        }
+        Ok(y)
+    }
+}
+
+/// The factors of sums of rows.
+#[derive(Clone, Copy)]
+struct Sums<'a> {
+    /// `[n, width]`; `None`: ones.
+    weights: Option<&'a EncoderVector>,
+    /// What the sums are divided by.
+    divisor: f32,
+}
+
+/// Sums without factors.
+const PLAIN: Sums<'_> = Sums { weights: None, divisor: 1.0 };
+
+/// The grid of a kernel of rows.
+pub(crate) fn row_grid(n_sm: usize, n_rows: usize, columns: usize) -> LaunchGrid {
+    let threads = columns.next_multiple_of(32).min(THREADS);
+    let parts = columns.div_ceil(threads);
+    let blocks = [parts, (BLOCKS_PER_SM * n_sm).div_ceil(parts).min(n_rows), 1];
+    LaunchGrid { blocks, threads, shared: 0 }
+}
+
+/// The function of an activation.
+fn function_of(activation: EncoderActivation) -> ElementsFunction {
+    match activation {
+        EncoderActivation::Gelu => ElementsFunction::Gelu,
+        EncoderActivation::GeluErf => ElementsFunction::GeluErf,
+        EncoderActivation::QuickGelu => ElementsFunction::QuickGelu,
+        EncoderActivation::Silu => ElementsFunction::Silu,
+    }
+}
+
+impl EncoderOps for CudaEncoderOps {
+    type Types = CudaEncoderTypes;
+    type Rows = CudaRows;
+    type Error = CudaError;
+
+    fn upload(&mut self, values: &[f32], width: usize) -> Result<CudaRows, CudaError> {
+        self.memory.uploaded_rows(values, width)
+    }
+
+    fn read(&mut self, rows: &CudaRows) -> Result<Vec<f32>, CudaError> {
+        let bytes = (rows.slice().len() * size_of::<f32>()) as u64;
+        let mut readback = Readback::new(&self.gpu, bytes)?;
+        readback.copy(rows.buffer(), bytes)?;
+        Ok(bytemuck::pod_collect_to_vec(readback.read(bytes)?))
+    }
+
+    fn width(&self, rows: &CudaRows) -> usize {
+        rows.width
+    }
+
+    fn reshape(&mut self, rows: CudaRows, width: usize) -> CudaRows {
+        rows.reshaped(width)
+    }
+
+    fn copy(&mut self, rows: &CudaRows) -> Result<CudaRows, CudaError> {
+        let out = self.memory.rows(rows.n_rows, rows.width)?;
+        self.sum_rows(rows, 1, None, PLAIN, (out.slice(), out.width))?;
+        Ok(out)
+    }
+
+    fn linear(&mut self, x: &CudaRows, linear: &EncoderLinear<CudaEncoderTypes>) -> Result<CudaRows, CudaError> {
+        self.gpu.check_watch()?;
+        let Some(clamp) = linear.clamp else { return self.product(x, linear) };
+        let within = self.memory.rows(x.n_rows, x.width)?;
+        self.elements(ElementsFunction::Clamp, x, None, within.slice(), clamp.input)?;
+        let mut y = self.product(&within, linear)?;
+        let out = y.slice_mut();
+        self.elements(ElementsFunction::Clamp, &y, None, out, clamp.output)?;
+        Ok(y)
+    }
+
+    fn norm(&mut self, x: &CudaRows, norm: &EncoderNorm<CudaEncoderTypes>) -> Result<CudaRows, CudaError> {
+        let out = self.memory.rows(x.n_rows, x.width)?;
+        let n_groups = x.slice().len() / norm.width.max(1);
+        if n_groups > 0 {
+            let args = NormArgs {
+                weight: norm.weight.buffer.ptr(),
+                bias: norm.bias.as_ref().map_or(DevicePtr::NULL, |bias| bias.buffer.ptr()),
+                kind: norm_kind(norm.kind),
+                eps: norm.eps,
+                out: out.slice().ptr(),
+                ..norm_args(None, x.slice(), norm.width)
+            };
+            self.launcher(norm.width).norm(args, n_groups)?;
+        }
+        Ok(out)
+    }
+
+    fn activate(&mut self, x: &mut CudaRows, activation: EncoderActivation) -> Result<(), CudaError> {
+        let out = x.slice_mut();
+        self.elements(function_of(activation), x, None, out, [0.0; 2])
+    }
+
+    fn activate_gated(
+        &mut self,
+        x: &mut CudaRows,
+        activation: EncoderActivation,
+        y: &CudaRows,
+    ) -> Result<(), CudaError> {
+        self.with_rows(function_of(activation), x, y)
+    }
+
+    fn add(&mut self, x: &mut CudaRows, y: &CudaRows) -> Result<(), CudaError> {
+        self.with_rows(ElementsFunction::Add, x, y)
+    }
+
+    fn add_row(&mut self, x: &mut CudaRows, row: &EncoderVector) -> Result<(), CudaError> {
+        self.with_vector(ElementsFunction::Add, x, row)
+    }
+
+    fn scale(&mut self, x: &mut CudaRows, factor: f32) -> Result<(), CudaError> {
+        let out = x.slice_mut();
+        self.elements(ElementsFunction::Scale, x, None, out, [factor, 0.0])
+    }
+
+    fn scale_columns(&mut self, x: &mut CudaRows, factors: &EncoderVector) -> Result<(), CudaError> {
+        self.with_vector(ElementsFunction::Multiply, x, factors)
+    }
+
+    fn gather(&mut self, x: &CudaRows, rows: &[u32]) -> Result<CudaRows, CudaError> {
+        let out = self.memory.rows(rows.len(), x.width)?;
+        self.sum_rows(x, 1, Some(rows), PLAIN, (out.slice(), out.width))?;
+        Ok(out)
+    }
+
+    fn join_rows(&mut self, x: &CudaRows, y: &CudaRows) -> Result<CudaRows, CudaError> {
+        let out = self.memory.rows(x.n_rows + y.n_rows, x.width)?;
+        self.sum_rows(x, 1, None, PLAIN, (out.slice(), out.width))?;
+        self.sum_rows(y, 1, None, PLAIN, (out.slice().skip(x.slice().len()), out.width))?;
+        Ok(out)
+    }
+
+    fn join_columns(&mut self, parts: &[&CudaRows]) -> Result<CudaRows, CudaError> {
+        let n_rows = parts.first().map_or(0, |part| part.n_rows);
+        let out = self.memory.rows(n_rows, parts.iter().map(|part| part.width).sum())?;
+        let mut first = 0;
+        for part in parts {
+            self.sum_rows(part, 1, None, PLAIN, (out.slice().skip(first), out.width))?;
+            first += part.width;
+        }
+        Ok(out)
+    }
+
+    fn mean(&mut self, x: &CudaRows, n: usize) -> Result<CudaRows, CudaError> {
+        let out = self.memory.rows(x.n_rows / n.max(1), x.width)?;
+        self.sum_rows(x, n, None, Sums { divisor: n as f32, ..PLAIN }, (out.slice(), out.width))?;
+        Ok(out)
+    }
+
+    fn weighted_sum(&mut self, x: &CudaRows, rows: &[u32], weights: &EncoderVector) -> Result<CudaRows, CudaError> {
+        let n = weights.len / x.width.max(1);
+        let out = self.memory.rows(rows.len() / n.max(1), x.width)?;
+        self.sum_rows(x, n, Some(rows), Sums { weights: Some(weights), ..PLAIN }, (out.slice(), out.width))?;
+        Ok(out)
+    }
+
+    fn interleave(&mut self, x: &CudaRows, n: usize) -> Result<CudaRows, CudaError> {
+        let out = self.memory.rows(x.n_rows, x.width)?;
+        let args = InterleaveArgs {
+            x: x.slice().ptr(),
+            out: out.slice().ptr(),
+            n_rows: x.n_rows as u32,
+            width: x.width as u32,
+            n: n as u32,
+            unused: 0,
+        };
+        self.launch_rows(kernels::ENCODER_INTERLEAVE, x.n_rows, x.width, &args)?;
+        Ok(out)
+    }
+
+    fn rotate(&mut self, x: &mut CudaRows, table: &CudaRows, head_dim: usize, block: usize) -> Result<(), CudaError> {
+        let args = RotateArgs {
+            x: x.slice_mut().ptr(),
+            table: table.slice().ptr(),
+            n_rows: x.n_rows as u32,
+            width: x.width as u32,
+            head_dim: head_dim as u32,
+            block: block as u32,
+        };
+        self.launch_rows(kernels::ENCODER_ROTATE, x.n_rows, x.width / 2, &args)
+    }
+
+    fn attention(
+        &mut self,
+        q: &CudaRows,
+        k: &CudaRows,
+        v: &CudaRows,
+        head_dim: usize,
+        scale: f32,
+        segments: &[AttentionSegment],
+    ) -> Result<CudaRows, CudaError> {
+        self.gpu.check_watch()?;
+        let plan = AttentionPlan::new(head_dim, self.exact)?;
+        let out = self.memory.rows(q.n_rows, q.width)?;
+        let tiles = attention::tiles(segments);
+        if tiles.is_empty() {
+            return Ok(out);
+        }
+        let grid = plan.grid(tiles.len(), q.width / head_dim);
+        let tiles = self.memory.upload(&tiles)?;
+        let args = attention::args([q, k, v], out.slice(), tiles.ptr(), head_dim, scale);
+        self.launcher(q.width).launch(plan.entry, "", grid, &args)?;
+        Ok(out)
+    }
+}
