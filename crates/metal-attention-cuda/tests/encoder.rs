@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use metal_attention_cpu::{CpuEncoder, CpuOptions};
-use metal_attention_cuda::{CudaDevice, CudaEncoder};
+use metal_attention_cuda::{CudaDevice, CudaEncoder, CudaError};
 use metal_attention_gguf::blocks::random_blocks;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::vision::{
@@ -227,15 +227,35 @@ fn error(got: &[EncodedPicture], expected: &[EncodedPicture]) -> f64 {
 /// A name, an encoder, and the patches of two pictures: columns and rows.
 type Case = (&'static str, fn() -> Encoder<FileWeights>, [[usize; 2]; 2]);
 
-#[test]
-fn cuda_encoders_agree_with_those_of_the_cpu() {
-    let gpu = match CudaDevice::open(0, Watch::default()) {
-        Ok(gpu) => Arc::new(gpu),
+/// The device under test, if there is one.
+fn device() -> Option<Arc<CudaDevice>> {
+    match CudaDevice::open(0, Watch::default()) {
+        Ok(gpu) => Some(Arc::new(gpu)),
         Err(why) => {
             assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}");
-            return metal_attention_testing::skip("no CUDA device");
+            metal_attention_testing::skip("no CUDA device");
+            None
         }
-    };
+    }
+}
+
+#[test]
+fn cuda_encoders_refuse_heads_without_kernels() {
+    let Some(gpu) = device() else { return };
+    for head_dim in [33, 258] {
+        let r = &mut Random(1);
+        let attention = Stage::Attention(Box::new(r.attention(TensorType::F32, [32, 1, 1, head_dim], None, None)));
+        let stages = vec![Stage::Linear(r.linear(TensorType::F32, 3, 32)), Stage::Sum([vec![attention], Vec::new()])];
+        let patch = PatchSpec { side: 1, order: PatchOrder::PixelFirst };
+        let encoder = Encoder { patch, stages, n_embd: 32, n_deepstack: 0 };
+        let why = CudaEncoder::new(Arc::clone(&gpu), encoder, false).map(|_| ()).unwrap_err();
+        assert!(matches!(why, CudaError::UnsupportedPart { .. }), "{why}");
+    }
+}
+
+#[test]
+fn cuda_encoders_agree_with_those_of_the_cpu() {
+    let Some(gpu) = device() else { return };
     let cpu = CpuOptions { n_threads: 2, ..Default::default() };
     let cases: [Case; 3] = [
         ("with a class token", with_class_token, [[4, 6], [10, 8]]),
@@ -254,6 +274,7 @@ fn cuda_encoders_agree_with_those_of_the_cpu() {
             let got = on_gpu.encode(&pictures).unwrap();
             let off = error(&got, &expected);
             assert!(off <= limit, "{name}, exact {exact}: NMSE {off:e}");
+            assert!(on_gpu.encode(&[]).unwrap().is_empty(), "no pictures");
             // A picture by itself gives the same rows, and again.
             let again = on_gpu.encode(&pictures[1..]).unwrap();
             let off = error(&again, &expected[1..]);

@@ -7,6 +7,7 @@
 mod attention;
 mod ops;
 mod rows;
+mod support;
 
 use std::sync::Arc;
 
@@ -51,8 +52,10 @@ impl CudaEncoder {
     ///
     /// # Errors
     ///
-    /// The GPU has not enough memory, the driver fails, or the device's watch is cancelled.
+    /// Heads of attention have a size without kernels (an odd number of elements, or more than 256), the GPU has not enough memory, the
+    /// driver fails, or the device's watch is cancelled.
     pub fn new(gpu: Arc<CudaDevice>, encoder: Encoder<FileWeights>, exact: bool) -> Result<Self, CudaError> {
+        support::check(&encoder.stages)?;
         gpu.bind()?;
         let mut prepare = Prepare { gpu: &gpu, kernels: Kernels::default() };
         let encoder = encoder.prepare(&mut prepare)?;
@@ -64,9 +67,11 @@ impl CudaEncoder {
     ///
     /// # Errors
     ///
-    /// The GPU has not enough memory for the rows, the driver fails, the device's watch is cancelled, or heads of attention have a size
-    /// without kernels: an odd number of elements, or more than 256.
+    /// The GPU has not enough memory for the rows, the driver fails, or the device's watch is cancelled.
     pub fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, CudaError> {
+        if pictures.is_empty() {
+            return Ok(Vec::new());
+        }
         let encoded = self.encoder.run(&mut self.ops, pictures);
         self.ops.free_rows();
         encoded
