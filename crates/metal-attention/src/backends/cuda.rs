@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use metal_attention_cuda::{
-    CudaCeilings, CudaDevice, CudaError, CudaExecutor, CudaForwardPass, CudaSummary, TensorParallelExecutor,
-    TensorParallelPass, cuda_summaries,
+    CudaCeilings, CudaDevice, CudaEncoder, CudaError, CudaExecutor, CudaForwardPass, CudaSummary,
+    TensorParallelExecutor, TensorParallelPass, cuda_summaries,
 };
 use metal_attention_gguf::{GgufFile, Tensor};
+use metal_attention_model::vision::{EncodedPicture, Pixels, VisionModel};
 use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, ModelSpec, SessionOptions};
 
 use super::{
@@ -41,10 +42,7 @@ impl Backend for Cuda {
     }
 
     fn open(&self, model: &Model, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
-        let ordinal = match options.device {
-            Device::Cuda(ordinal) => ordinal,
-            Device::Auto | Device::Cpu | Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_) => 0,
-        };
+        let ordinal = ordinal(options);
         if options.n_ranks > 1 {
             return Ok(Box::new(ranks(model, options, ordinal)?));
         }
@@ -55,9 +53,24 @@ impl Backend for Cuda {
         Ok(auto(model, options)?.map(|pass| Box::new(pass) as Box<dyn BackendPass>))
     }
 
-    /// On the CPU: there are no kernels yet.
     fn open_encoder(&self, mmproj: &GgufFile, options: &EngineOptions) -> Result<Box<dyn PictureEncoderPass>, Error> {
-        super::CPU.open_encoder(mmproj, options)
+        let encoder = VisionModel::from_gguf(mmproj)?.encoder;
+        let gpu = Arc::new(CudaDevice::open(ordinal(options), options.watch.clone())?);
+        Ok(Box::new(CudaEncoder::new(gpu, encoder, options.exact)?))
+    }
+}
+
+impl PictureEncoderPass for CudaEncoder {
+    fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, Error> {
+        Ok(CudaEncoder::encode(self, pictures)?)
+    }
+}
+
+/// The ordinal of the GPU that `options` name, or of the first one.
+fn ordinal(options: &EngineOptions) -> usize {
+    match options.device {
+        Device::Cuda(ordinal) => ordinal,
+        Device::Auto | Device::Cpu | Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_) => 0,
     }
 }
 
