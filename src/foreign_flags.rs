@@ -102,7 +102,8 @@ const SWITCH: FlagValue = Maybe(&["on", "off", "auto", "0", "1", "true", "false"
 /// The tip for flags that distribute layers or tensors over devices.
 const NO_PARTS: &str = "a model runs on a device as a whole: --gpu or --device with a name from `metal-attention devices`, or \
                         --device cpu; --tensor-parallel shares it out among NVIDIA GPUs";
-const NO_IMAGES: &str = "images and sound cannot be read yet: leave the flag out, and the model answers text";
+const NO_IMAGES: &str = "files with pictures are read by run (--image), chat (/image) and encode-image, with --mmproj FILE; other \
+                         commands, addresses and sound are not supported yet: leave the flag out";
 const NO_ADAPTERS: &str = "adapters cannot be applied yet: use a GGUF file that they are merged into";
 const NO_DRAFTS: &str = "there is no speculative decoding yet: leave the flags of the draft model out";
 const NO_GRAMMAR: &str =
@@ -124,7 +125,11 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     all(&["--offline"], FlagValue::Nothing, Refused("set the variable HF_HUB_OFFLINE to 1")),
     all(&["-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio"], Value, Refused(NO_IMAGES)),
     all(&["--mmproj-offload"], FlagValue::Nothing, Refused(NO_IMAGES)),
-    all(&["--no-mmproj", "--no-mmproj-offload"], FlagValue::Nothing, Nothing("projectors are never loaded")),
+    all(
+        &["--no-mmproj", "--no-mmproj-offload"],
+        FlagValue::Nothing,
+        Nothing("the encoder is loaded for pictures only"),
+    ),
     all(
         &["--lora", "--lora-scaled", "--lora-base", "--control-vector", "--control-vector-scaled"],
         Value,

@@ -34,7 +34,7 @@ fn flags_of_other_programs_are_accepted_ignored_or_explained() {
         (&["-ngl", "12"][..], "-ngl 0 is the CPU"),
         (&["--gpu-layers", "1"], "--gpu"),
         (&["-md", "draft.gguf"], "no speculative decoding"),
-        (&["--mmproj", "mmproj.gguf"], "images"),
+        (&["--mmproj-url", "https://example.org/mmproj.gguf"], "pictures"),
         (&["--lora", "a.gguf"], "merged"),
         (&["--cache-type-k", "q8_0"], "--cache-type "),
         (&["-help"], "--help"),
@@ -81,7 +81,7 @@ fn equivalent_flags_of_other_programs_are_aliases() {
         assert_eq!(stdout(run(&args)), expected, "{args:?}");
     }
     let help = stdout(run(&["run", "--help"]));
-    assert!(!help.contains("max-tokens") && !help.contains("num-ctx"), "{help}");
+    assert!(!help.contains("--max-tokens") && !help.contains("num-ctx"), "{help}");
 }
 
 #[test]
