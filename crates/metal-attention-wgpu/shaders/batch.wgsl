@@ -1,7 +1,7 @@
 // The batch buffer. `batch[0]` is (number of tokens, number of output tokens, index of the page tables' first vector, pages of
 // all of a sequence's tables); `batch[1 + 2 t]` is (id, index in its sequence, sequence, index in the batch of the t-th output
-// token); `batch[2 + 2 t]` is (row of the RoPE tables, position, whether its embedding is given, end of its run). A run is tokens
-// of one sequence that follow each other both there and in the batch; it ends at the index in the batch behind its last token.
+// token); `batch[2 + 2 t]` is (row of the RoPE tables, position, whether its embedding is given, end of its run). A run is
+// neighbouring tokens of one sequence whose indices in it follow each other; it ends at the index in the batch behind its last token.
 // Pages and masks go by the index in the sequence (`token_pos`); RoPE, learned positions and temperatures go by the position,
 // which differs from it behind a span of embedding rows. Output tokens are those with `BatchToken::output`. The page tables of a
 // sequence follow each other, one for each cache group, each with a word for every page of n_ctx inputs; kv_cache.wgsl reads them.

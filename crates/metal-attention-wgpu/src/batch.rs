@@ -27,8 +27,8 @@ impl InputPlace {
 /// The words of the batch buffer without page tables, `[1 + 2 n_tokens, 4]`. The first row is (number of tokens, number
 /// of output tokens, 0, 0). Each token has two rows: (id, index in the sequence, sequence, w), where `w` in the row of token `i` is
 /// the index of the `i`-th output token, one with [`BatchToken::output`] set; and (row of the RoPE tables, position, whether its
-/// embedding is given), as `place(i)` returns, and the index behind the last token of its run: of tokens of its sequence that
-/// follow each other here and there. Kernels that use the KV cache need a [`BatchBuffer`].
+/// embedding is given), as `place(i)` returns, and the index behind the last token of its run: of neighbouring tokens of one
+/// sequence whose indices in it follow each other. Kernels that use the KV cache need a [`BatchBuffer`].
 pub fn batch_words_at(tokens: &[BatchToken], place: impl Fn(usize) -> InputPlace) -> Vec<[u32; 4]> {
     let outputs: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.output).map(|(i, _)| i).collect();
     let mut words = Vec::with_capacity(1 + 2 * tokens.len());

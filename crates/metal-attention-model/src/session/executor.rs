@@ -83,7 +83,8 @@ impl Step {
 
 /// The index ([`BatchToken::pos`]) of the last input of its sequence that each input of a step attends to: under a causal mask
 /// its own, or that of the last input of its span in a layer with bidirectional attention within the span; under other masks
-/// the last of its sequence, which a symmetric window limits further.
+/// the last of its sequence, which a symmetric window limits further. Within the inputs of a sequence that follow each other in the
+/// step the indices never decrease, since spans do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastSeen {
     /// The different lists, `[n_lists][n_tokens]`, at least one.
