@@ -349,13 +349,16 @@ fn a_conversation_continues_after_ctrl_c() {
     // An interrupted answer stays in the conversation.
     terminal.type_line("/system none");
     terminal.wait_for("> ");
-    terminal.type_line("Hello");
-    std::thread::sleep(Duration::from_millis(700));
-    interrupt(&terminal.child);
-    terminal.wait_for("> ");
-    terminal.type_line("/stats");
-    let stats = terminal.wait_for("peak memory");
-    assert!(!stats.contains("generated            0 tokens"), "{stats}");
+    // On a busy machine there may be no token yet.
+    let generated = (0..4).any(|tries| {
+        terminal.type_line("Hello");
+        std::thread::sleep(Duration::from_millis(700 << tries));
+        interrupt(&terminal.child);
+        terminal.wait_for("> ");
+        terminal.type_line("/stats");
+        !terminal.wait_for("peak memory").contains("generated            0 tokens")
+    });
+    assert!(generated, "no answer has a token");
     terminal.type_line("/exit");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
 }
