@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use metal_attention::picture_files::{Limits, Picture};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{
-    EncodedPrompt, EngineOptions, Error, Model, PictureEncoder, PromptBuilder, PromptSpan, TokenLimits,
+    EngineOptions, Error, Model, PictureEncoder, PicturePrompt, PromptBuilder, PromptSpan, TokenLimits,
 };
-use metal_attention_chat::Prompt;
+use metal_attention_chat::{Prompt, PromptPart, picture_marker, without_picture_markers};
 
 use crate::cli_error::CliError;
 use crate::map_gguf::map_gguf;
@@ -17,14 +17,6 @@ use crate::progress::ProgressLine;
 
 /// The place of a picture in a text.
 const PLACE: &str = "<image>";
-
-/// The characters around the number of a picture in a message: of a private use area, which no template looks at and no text has.
-const MARKS: [char; 2] = ['\u{f5ac}', '\u{f5ad}'];
-
-/// What stands for picture `i` in a message.
-fn marker(i: usize) -> String {
-    format!("{}{i}{}", MARKS[0], MARKS[1])
-}
 
 /// Pictures for the prompt, and the file that encodes them.
 #[derive(clap::Args)]
@@ -40,12 +32,12 @@ pub struct PictureArgs {
 }
 
 /// The file that encodes pictures.
-#[derive(clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Pictures")]
 pub struct MmprojArgs {
     /// The model's mmproj file, which encodes pictures [default: the file with mmproj in its name beside the model]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    mmproj: Option<PathBuf>,
+    pub mmproj: Option<PathBuf>,
 
     /// Fewest tokens of a picture, in models that keep its size
     #[arg(long, value_name = "N")]
@@ -59,7 +51,7 @@ pub struct MmprojArgs {
 /// The pictures of a prompt or a conversation, encoded. In texts their markers stand for them.
 pub struct Pictures {
     encoder: PictureEncoder,
-    encoded: Vec<EncodedPrompt>,
+    encoded: Vec<PicturePrompt>,
 }
 
 impl PictureArgs {
@@ -92,12 +84,7 @@ impl PictureArgs {
         }
         let files = self.image.iter().map(|path| read_picture(path)).collect::<Result<Vec<_>, _>>()?;
         let mut pictures = self.encoder.open(args, model, options)?;
-        let progress = ProgressLine::steps("reading the pictures", n as u64);
-        let mut markers = Vec::with_capacity(n);
-        for file in &files {
-            markers.push(pictures.add(file, tokenizer)?);
-            progress.set(markers.len() as u64);
-        }
+        let markers = files.iter().map(|file| pictures.add(file, tokenizer)).collect::<Result<Vec<_>, _>>()?;
         let (before, within) = markers.split_at(n - places);
         let marked = within.iter().fold(before.concat() + &text, |text, marker| text.replacen(PLACE, marker, 1));
         Ok((marked, Some(pictures)))
@@ -117,59 +104,68 @@ impl MmprojArgs {
         model: &Model,
         options: &EngineOptions,
     ) -> Result<PictureEncoder, CliError> {
-        let path = match &self.mmproj {
-            Some(path) => path.clone(),
-            None => find_mmproj(args)?,
-        };
+        let path = self.file(args)?.ok_or_else(|| {
+            CliError::Usage(
+                "this model sees no pictures: there is no mmproj file beside it; name the file with --mmproj (it is in the model's \
+                 repository)"
+                    .into(),
+            )
+        })?;
         let in_file = |error: Error| CliError::InFile { file: path.display().to_string(), error };
         let loading = ProgressLine::spinner("loading the picture encoder");
         let file = map_gguf(&path).map_err(|error| in_file(error.into()))?;
         loading.weigh(file.tensor_bytes());
-        let limits = TokenLimits { min: self.image_min_tokens, max: self.image_max_tokens };
-        PictureEncoder::new(&file, model.spec(), options, limits).map_err(in_file)
+        PictureEncoder::new(&file, model.spec(), options, self.token_limits()).map_err(in_file)
+    }
+
+    /// The file: the named one, else the one beside the model. `None`: there is none.
+    pub fn file(&self, args: &ModelArgs) -> Result<Option<PathBuf>, CliError> {
+        match &self.mmproj {
+            Some(path) => Ok(Some(path.clone())),
+            None => find_mmproj(args),
+        }
+    }
+
+    /// The limits of a picture in tokens.
+    pub fn token_limits(&self) -> TokenLimits {
+        TokenLimits { min: self.image_min_tokens, max: self.image_max_tokens }
     }
 }
 
 impl Pictures {
     /// Encodes a picture. Returns its marker.
     pub fn add(&mut self, picture: &Picture, tokenizer: &Tokenizer) -> Result<String, CliError> {
-        self.encoded.push(self.encoder.encode(picture, tokenizer)?);
-        Ok(marker(self.encoded.len() - 1))
+        self.encoded.push(encode_one(&mut self.encoder, picture, tokenizer)?);
+        Ok(picture_marker(self.encoded.len() - 1))
     }
 
     /// The ids and spans of a rendered prompt, in which markers stand for pictures.
-    pub fn prompt(&self, prompt: &Prompt, model: &Model, tokenizer: &Tokenizer) -> (Vec<u32>, Vec<PromptSpan>) {
+    pub fn prompt(&self, prompt: &Prompt, tokenizer: &Tokenizer) -> (Vec<u32>, Vec<PromptSpan>) {
         let mut builder = PromptBuilder::new(tokenizer);
-        let mut start = 0;
-        let mut text = |builder: &mut PromptBuilder<'_>, end: usize, next: usize| {
-            let literals = prompt.literals.iter().filter(|at| (start..end).contains(at));
-            let literals: Vec<usize> = literals.map(|at| at - start).collect();
-            if start < end {
-                builder.text(&prompt.text[start..end], &literals);
-            }
-            start = next;
-        };
-        for (at, opening) in prompt.text.match_indices(MARKS[0]) {
-            let rest = &prompt.text[at + opening.len()..];
-            let Some((number, _)) = rest.split_once(MARKS[1]) else { continue };
-            let Ok(i) = number.parse::<usize>() else { continue };
-            text(&mut builder, at, at + marker(i).len());
-            // A conversation of an earlier run has markers of pictures that are gone.
-            if let Some(picture) = self.encoded.get(i) {
-                builder.picture(&self.encoder, picture, model.spec());
+        for part in prompt.parts(self.encoded.len()) {
+            match part {
+                PromptPart::Text(text, literals) => builder.text(text, &literals),
+                PromptPart::Picture(number) => builder.picture(&self.encoded[number]),
             }
         }
-        let end = prompt.text.len();
-        text(&mut builder, end, end);
         builder.finish()
     }
 
     /// A text with `<image>` in the place of markers, as it is shown to the user.
     pub fn shown(text: &str) -> String {
-        let mut parts = text.split(MARKS[0]);
-        let first = parts.next().unwrap_or_default().to_owned();
-        parts.fold(first, |shown, part| shown + PLACE + part.split_once(MARKS[1]).map_or(part, |(_, rest)| rest))
+        without_picture_markers(text, PLACE)
     }
+}
+
+/// Encodes a picture, and shows the progress.
+pub fn encode_one(
+    encoder: &mut PictureEncoder,
+    picture: &Picture,
+    tokenizer: &Tokenizer,
+) -> Result<PicturePrompt, CliError> {
+    let progress = ProgressLine::steps("reading the picture", 1);
+    let divided = encoder.divider().divide(picture)?;
+    Ok(encoder.encode(&[divided], tokenizer, |done, total| progress.set_of(done as u64, total as u64))?.remove(0))
 }
 
 /// Reads and decodes a picture.
@@ -188,21 +184,14 @@ pub fn read_picture(path: &Path) -> Result<Picture, CliError> {
 }
 
 /// The `mmproj` file in the model's folder: the only one, or the one whose name begins most like the model's.
-fn find_mmproj(args: &ModelArgs) -> Result<PathBuf, CliError> {
-    let missing = || {
-        CliError::Usage(
-            "this model sees no pictures: there is no mmproj file beside it; name the file with --mmproj (it is in the model's \
-             repository)"
-                .into(),
-        )
-    };
-    let model = args.path()?.ok_or_else(missing)?;
+fn find_mmproj(args: &ModelArgs) -> Result<Option<PathBuf>, CliError> {
+    let Some(model) = args.path()? else { return Ok(None) };
     let folder = match model.parent() {
         Some(folder) if folder != Path::new("") => folder,
         Some(_) | None => Path::new("."),
     };
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-    let files = std::fs::read_dir(folder).map_err(|_| missing())?;
+    let Ok(files) = std::fs::read_dir(folder) else { return Ok(None) };
     let mut found: Vec<PathBuf> = files
         .filter_map(|file| file.ok().map(|file| file.path()))
         .filter(|path| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")))
@@ -212,7 +201,7 @@ fn find_mmproj(args: &ModelArgs) -> Result<PathBuf, CliError> {
     // The letters that names have in common without "mmproj", which stands before or behind the model's name.
     let bare = |path: &Path| name(path).replace("mmproj", "").trim_matches(['-', '_', '.']).to_owned();
     let common = |path: &PathBuf| bare(path).chars().zip(name(&model).chars()).take_while(|(a, b)| a == b).count();
-    let most = found.iter().map(common).max().ok_or_else(missing)?;
+    let Some(most) = found.iter().map(common).max() else { return Ok(None) };
     let mut best: Vec<_> = found.iter().filter(|path| common(path) == most).collect();
     if best.len() > 1 {
         let list: Vec<String> = best.iter().map(|path| path.display().to_string()).collect();
@@ -221,17 +210,5 @@ fn find_mmproj(args: &ModelArgs) -> Result<PathBuf, CliError> {
             "several mmproj files fit the model's name; name one with --mmproj:\n  {list}"
         )));
     }
-    Ok(best.remove(0).clone())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn markers_are_shown_as_places() {
-        let text = format!("a{}b{}", marker(0), marker(12));
-        assert_eq!(Pictures::shown(&text), "a<image>b<image>");
-        assert_eq!(Pictures::shown("no picture"), "no picture");
-    }
+    Ok(Some(best.remove(0).clone()))
 }

@@ -110,6 +110,14 @@ impl ProgressLine {
         self.state().set(done);
     }
 
+    /// Reports that `done` of `total` steps are done, where the total is known only now.
+    pub fn set_of(&self, done: u64, total: u64) {
+        self.bar.set_length(total);
+        let mut state = self.state();
+        state.total = total;
+        state.set(done);
+    }
+
     /// Names the part of the task that runs now.
     pub fn describe(&self, part: String) {
         self.bar.set_message(part);

@@ -1,9 +1,9 @@
 //! `encode-image`: the rows of embeddings that a model reads of a picture.
 
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use metal_attention::PromptBuilder;
+use metal_attention::{PicturePrompt, PromptBuilder};
 use serde::Serialize;
 
 use crate::cli_error::CliError;
@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::npy;
 use crate::output_file::OutputFile;
-use crate::picture_args::{MmprojArgs, read_picture};
+use crate::picture_args::{MmprojArgs, encode_one, read_picture};
 
 const AFTER_HELP: &str = "\
 The rows of all parts of the picture (tiles, the whole) follow each other; rows that are added after the first layers (Qwen3-VL) \
@@ -72,29 +72,18 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let options = args.engine.options(&model);
     let mut encoder = args.encoder.encoder(&args.model, &model, &options)?;
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
-    let encoded = encoder.encode(&picture, &tokenizer)?;
+    let encoded = encode_one(&mut encoder, &picture, &tokenizer)?;
     if let Some(path) = &args.output {
-        let failed = |source| CliError::Write { to: path.display().to_string(), source };
-        let width = encoder.row_width();
-        let n_rows = encoded.entries.iter().map(|entry| entry.encoded.rows.len()).sum::<usize>() / width;
-        let mut file = OutputFile::create(path)?;
-        let mut out = BufWriter::new(&mut file);
-        npy::write_header(&mut out, n_rows, width).map_err(failed)?;
-        for entry in &encoded.entries {
-            npy::write_numbers(&mut out, &entry.encoded.rows).map_err(failed)?;
-        }
-        out.flush().map_err(failed)?;
-        drop(out);
-        file.commit()?;
+        write_rows(path, &encoded, model.spec().n_embd, encoder.row_width())?;
     }
     let mut builder = PromptBuilder::new(&tokenizer);
-    builder.picture(&encoder, &encoded, model.spec());
+    builder.picture(&encoded);
     let (ids, spans) = builder.finish();
     let mut chunks = Vec::new();
     let mut start = 0;
-    for (span, entry) in spans.iter().zip(&encoded.entries) {
+    for (span, rows) in spans.iter().zip(encoded.rows()) {
         chunks.push(Chunk::Text { ids: ids[start..span.inputs.start].to_vec() });
-        chunks.push(Chunk::Image { tokens: span.inputs.len(), nx: entry.encoded.nx, ny: entry.encoded.ny });
+        chunks.push(Chunk::Image { tokens: rows.n_rows, nx: rows.nx, ny: rows.ny });
         start = span.inputs.end;
     }
     chunks.push(Chunk::Text { ids: ids[start..].to_vec() });
@@ -107,4 +96,24 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         writeln!(out, "{} x {} pixels: {n} rows in {} part(s)", picture.width(), picture.height(), spans.len())
     };
     written.map_err(CliError::stdout)
+}
+
+/// Writes the rows of a picture as an array `[n_rows, width]`: each row's embedding, then what is added to it after the first
+/// layers.
+fn write_rows(path: &Path, picture: &PicturePrompt, n_embd: usize, width: usize) -> Result<(), CliError> {
+    let failed = |source| CliError::Write { to: path.display().to_string(), source };
+    let mut file = OutputFile::create(path)?;
+    let mut out = BufWriter::new(&mut file);
+    npy::write_header(&mut out, picture.n_rows(), width).map_err(failed)?;
+    for rows in picture.rows() {
+        let content = &rows.content;
+        for i in 0..rows.n_rows {
+            for of_layer in std::iter::once(&content.rows).chain(&content.deepstack) {
+                npy::write_numbers(&mut out, &of_layer[i * n_embd..][..n_embd]).map_err(failed)?;
+            }
+        }
+    }
+    out.flush().map_err(failed)?;
+    drop(out);
+    file.commit()
 }

@@ -188,7 +188,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             output.answer(Arc::clone(&tokenizer), template.continued_parser(&rendered, &[]));
             let inputs = match &pictures {
                 None => (rendered.prompt.encode(&tokenizer), Vec::new()),
-                Some(pictures) => pictures.prompt(&rendered.prompt, &model, &tokenizer),
+                Some(pictures) => pictures.prompt(&rendered.prompt, &tokenizer),
             };
             if let Some(form) = &form {
                 constrain(&mut generator, &grammars, form, Some((&template, &rendered.prompt.text)))?;
@@ -206,7 +206,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
                 None => (tokenizer.encode(&text, args.encoding.options()), Vec::new()),
                 Some(pictures) => {
                     let prompt = Prompt { text: text.clone(), literals: Vec::new() };
-                    pictures.prompt(&prompt, &model, &tokenizer)
+                    pictures.prompt(&prompt, &tokenizer)
                 }
             };
             if let Some(form) = &form {

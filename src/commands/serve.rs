@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use metal_attention_mcp::kill_servers;
 use metal_attention_server::http::{
-    ApiKeys, HttpOptions, KeepAlive, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PageTools,
-    ResponseStore, ServeError, StoreLimits, THREADS, serve,
+    ApiKeys, HostName, HttpOptions, KeepAlive, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions,
+    PageTools, PictureOptions, ResponseStore, ServeError, StoreLimits, THREADS, serve,
 };
 use tokio::net::TcpListener;
 #[cfg(unix)]
@@ -25,8 +25,9 @@ use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
+use crate::picture_args::MmprojArgs;
 use crate::replica_args::ReplicaArgs;
-use crate::served::{ModelFolders, ServedModel, ServingSetup, print_line};
+use crate::served::{ModelFolders, ServedModel, ServedPictures, ServingSetup, print_line};
 #[cfg(unix)]
 use crate::termination::Termination;
 
@@ -127,6 +128,9 @@ pub struct Args {
     cache: CacheArgs,
 
     #[command(flatten)]
+    pictures: ServedPictureArgs,
+
+    #[command(flatten)]
     access: AccessArgs,
 
     #[command(flatten)]
@@ -189,6 +193,46 @@ impl ServedModelArgs {
     }
 }
 
+/// Pictures in requests.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Pictures")]
+struct ServedPictureArgs {
+    #[command(flatten)]
+    encoder: MmprojArgs,
+
+    /// Serve models without their mmproj files: they see no pictures
+    #[arg(long, conflicts_with = "mmproj")]
+    no_mmproj: bool,
+
+    /// Host whose pictures are fetched when a request has their https: addresses (repeatable); *.NAME: all hosts below a name, *: all
+    /// hosts. Private addresses are never reached [default: pictures are in the request only]
+    #[arg(long, value_name = "HOST")]
+    allow_image_urls: Vec<HostName>,
+
+    /// Pictures of a request
+    #[arg(long, value_name = "N", default_value_t = PictureOptions::default().max_count, value_parser = at_least_one)]
+    max_images: usize,
+
+    /// Bytes of all pictures in a request's body, in addition to --max-body
+    #[arg(long, value_name = "BYTES", default_value_t = PictureOptions::default().max_bytes)]
+    max_image_bytes: usize,
+
+    /// Main memory in MiB for the rows of the last pictures, for each model: a picture of an earlier turn is not encoded again
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    image_cache: usize,
+}
+
+impl ServedPictureArgs {
+    /// How models see pictures.
+    fn served(&self) -> ServedPictures {
+        ServedPictures {
+            encoder: self.encoder.clone(),
+            enabled: !self.no_mmproj,
+            cache_bytes: self.image_cache.saturating_mul(1 << 20),
+        }
+    }
+}
+
 /// Access control and limits of connections.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Access")]
@@ -224,7 +268,7 @@ struct AccessArgs {
     #[arg(long, value_name = "NAME", value_parser = host_name)]
     allowed_host: Vec<String>,
 
-    /// Largest body of a request, in bytes
+    /// Largest body of a request, in bytes, without its pictures
     #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_body, value_parser = at_least_one)]
     max_body: usize,
 
@@ -420,6 +464,11 @@ impl Args {
             hosts: [&self.host].into_iter().chain(&self.metrics_host).chain(&access.allowed_host).cloned().collect(),
             context_shift: self.context_shift,
             slot_save_path: self.slot_save_path.clone(),
+            pictures: PictureOptions {
+                max_count: self.pictures.max_images,
+                max_bytes: self.pictures.max_image_bytes,
+                hosts: self.pictures.allow_image_urls.clone(),
+            },
             max_body: access.max_body,
             max_bodies: access.max_bodies,
             responses: self.responses.store()?,
@@ -457,12 +506,18 @@ impl Args {
             n_parallel: self.parallel,
             n_queue: self.queue,
             chat_template: self.chat_template.clone(),
+            pictures: self.pictures.served(),
             cache: self.cache.clone(),
             n_models: (named.len() + config.n_models() + n_stored).max(1),
         };
         let configured = config.models(&args.flags(), &setup)?;
         if named.is_empty() && configured.is_empty() && args.models_dir.is_empty() {
             named.push(args.flags());
+        }
+        if self.pictures.encoder.mmproj.is_some() && named.len() + configured.len() != 1 {
+            let message =
+                "--mmproj is of one model, which -m has to name: the configuration file gives others theirs (mmproj)";
+            return Err(CliError::Usage(message.into()));
         }
         if !self.alias.is_empty() && named.len() != 1 {
             let message =
@@ -487,6 +542,8 @@ impl Args {
             return Err(CliError::Usage(format!("--models-dir {}: this is no folder", missing.display())));
         }
         let has_store = !args.models_dir.is_empty() || models.iter().any(|model| !model.resident);
+        let mut setup = setup;
+        setup.pictures.encoder.mmproj = None;
         let store = || Box::new(ModelFolders::new(args.models_dir.clone(), args.flags(), setup)) as Box<dyn ModelStore>;
         Ok(ModelsOptions {
             models,

@@ -60,6 +60,8 @@ pub struct ModelSection {
     resident: bool,
     /// A file with a chat template that replaces the model's.
     chat_template: Option<PathBuf>,
+    /// The file that encodes pictures; else the one beside the model.
+    mmproj: Option<PathBuf>,
     /// See [`Defaults`].
     context: Option<usize>,
     /// See [`Defaults`].
@@ -114,7 +116,8 @@ impl Config {
             let device = section.device.as_deref().or(defaults.device.as_deref());
             let engine = setup.engine.with(n_ctx, device).map_err(wrong)?;
             let chat_template = section.chat_template.or_else(|| setup.chat_template.clone());
-            let setup = ServingSetup { engine, chat_template, ..setup.clone() };
+            let mut setup = ServingSetup { engine, chat_template, ..setup.clone() };
+            setup.pictures.encoder.mmproj = section.mmproj;
             let args = args.of_file(section.model);
             let source = if section.resident {
                 ServedModel::resident(args, setup)?

@@ -6,9 +6,20 @@ use metal_attention::backends::{self, GpuDetails};
 use metal_attention::{Device, EngineOptions, Model, available_memory};
 use metal_attention_server::http::{MemoryNeed, Placement};
 
-/// The placements in which `model` can run, one replica for each of `engines`. The device `auto` may be any NVIDIA GPU with
+/// The placements in which `model` can run, one replica for each of `engines`, with a picture encoder of `encoder` bytes beside the
+/// first. The device `auto` may be any NVIDIA GPU with
 /// enough memory; if there is none, the only placement has it on the CPU. Capacities count as if no model were loaded.
-pub fn placements(engines: &[EngineOptions], model: &Model) -> Vec<Placement> {
+pub fn placements(engines: &[EngineOptions], model: &Model, encoder: u64) -> Vec<Placement> {
+    let mut placements = placements_of_text(engines, model);
+    // The first need is of the first replica's device.
+    for need in placements.iter_mut().filter_map(|placement| placement.first_mut()) {
+        need.bytes = need.bytes.saturating_add(encoder);
+    }
+    placements
+}
+
+/// The placements without a picture encoder.
+fn placements_of_text(engines: &[EngineOptions], model: &Model) -> Vec<Placement> {
     let auto = engines.iter().find(|engine| engine.device == Device::Auto);
     let gpus = auto.map_or_else(Vec::new, |engine| gpus_with_room(engine, model, gpus_for(model)));
     if gpus.is_empty() {

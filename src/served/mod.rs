@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::scheduler::{SchedulerOptions, StartError};
-use metal_attention::{EngineOptions, ForwardPass, Model, Watch};
+use metal_attention::{EngineOptions, ForwardPass, Model, PictureEncoder, Watch};
 use metal_attention_server::http::{LoadError, LoadedModel, ModelCard, ModelSource, Placement, SourceError};
 
 pub use folder::ModelFolders;
@@ -20,7 +20,9 @@ pub use folder::ModelFolders;
 use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
 use crate::interrupt;
+use crate::map_gguf::map_gguf;
 use crate::model_args::ModelArgs;
+use crate::picture_args::MmprojArgs;
 use crate::progress::ProgressLine;
 use crate::replica_args::ReplicaArgs;
 use crate::{template_file, units};
@@ -39,10 +41,23 @@ pub struct ServingSetup {
     pub n_queue: usize,
     /// A file with a chat template that replaces the models'.
     pub chat_template: Option<PathBuf>,
+    /// The encoder of pictures.
+    pub pictures: ServedPictures,
     /// The prefix cache beyond the KV cache: main memory and disk.
     pub cache: CacheArgs,
     /// The number of models that may be loaded at a time; `cache` is divided among them.
     pub n_models: usize,
+}
+
+/// How models see pictures.
+#[derive(Clone)]
+pub struct ServedPictures {
+    /// The `mmproj` file, and the limits of tokens.
+    pub encoder: MmprojArgs,
+    /// Whether models that have an `mmproj` file see pictures.
+    pub enabled: bool,
+    /// Bytes of the rows of the last pictures that are kept, for each model.
+    pub cache_bytes: usize,
 }
 
 /// A model that `serve` loads, at the start or on demand.
@@ -123,6 +138,8 @@ impl ServedModel {
                 engine.watch = watch.clone();
             }
         }
+        // The context may take the memory that is left, so that the encoder comes first.
+        let encoder = self.picture_encoder(&model, engines.first(), placement)?;
         let passes = engines.iter().map(|engine| forward_pass(&model, engine, placement));
         let passes = passes.collect::<Result<Vec<_>, _>>()?;
         drop(shown);
@@ -138,6 +155,12 @@ impl ServedModel {
             Some(template) => loaded.with_chat_template(template),
             None => loaded,
         };
+        let loaded = match encoder {
+            Some(encoder) => loaded.with_pictures(encoder, self.setup.pictures.cache_bytes).map_err(|error| {
+                CliError::General(format!("cannot start the thread of the picture encoder: {error}"))
+            })?,
+            None => loaded,
+        };
         if self.is_resident {
             let context = context_line(&loaded, kv_cache_bytes, options.n_parallel, engines.len());
             // Ctrl-C ended the process so far. From now on the server handles it, so that running requests can finish.
@@ -148,12 +171,50 @@ impl ServedModel {
         Ok(loaded)
     }
 
+    /// The `mmproj` file; `None`: the model has none. A file that was not named, but found, must not keep the model from being
+    /// served: where several fit, there is a warning.
+    fn mmproj(&self) -> Option<PathBuf> {
+        let ServedPictures { encoder, enabled, .. } = &self.setup.pictures;
+        let found = if *enabled { encoder.file(&self.args) } else { Ok(None) };
+        found.unwrap_or_else(|error| {
+            tracing::warn!("{} sees no pictures: {error}", self.args.name());
+            None
+        })
+    }
+
+    /// Sets up the picture encoder on the device of the first replica; `None`: the model has none, or one that was found beside it
+    /// does not fit.
+    fn picture_encoder(
+        &self,
+        model: &Model,
+        engine: Option<&EngineOptions>,
+        placement: &Placement,
+    ) -> Result<Option<PictureEncoder>, CliError> {
+        let (Some(path), Some(engine)) = (self.mmproj(), engine) else { return Ok(None) };
+        let in_file = |error: metal_attention::Error| CliError::InFile { file: path.display().to_string(), error };
+        let settings = &self.setup.pictures.encoder;
+        let encoder = map_gguf(&path).map_err(|error| in_file(error.into())).and_then(|file| {
+            let engine = memory::placed(engine, placement);
+            PictureEncoder::new(&file, model.spec(), &engine, settings.token_limits()).map_err(in_file)
+        });
+        match encoder {
+            Ok(encoder) => Ok(Some(encoder)),
+            Err(error) if settings.mmproj.is_some() => Err(error),
+            Err(error) => {
+                tracing::warn!("{} sees no pictures: {error}", self.args.name());
+                Ok(None)
+            }
+        }
+    }
+
     /// Reads the model's description from its metadata.
     fn read_card(&self) -> Result<ModelCard, CliError> {
-        match &*self.opened() {
-            Some(model) => Ok(ModelCard::of(model.gguf())),
-            None => Ok(ModelCard::of(&self.args.mapped().open_gguf()?)),
-        }
+        let mut card = match &*self.opened() {
+            Some(model) => ModelCard::of(model.gguf()),
+            None => ModelCard::of(&self.args.mapped().open_gguf()?),
+        };
+        card.capabilities.vision = self.mmproj().is_some();
+        Ok(card)
     }
 }
 
@@ -170,7 +231,9 @@ impl ModelSource for ServedModel {
         let opened = self.opened().take();
         let model = opened.map_or_else(|| self.args.mapped().open(), Ok)?;
         let (engines, _) = self.options(&model)?;
-        let placements = memory::placements(&engines, &model);
+        let mmproj = self.mmproj().and_then(|path| map_gguf(&path).ok());
+        let encoder = mmproj.map_or(0, |file| PictureEncoder::memory_bytes(&file));
+        let placements = memory::placements(&engines, &model, encoder);
         // Kept for the load that follows.
         *self.opened() = Some(model);
         Ok(placements)

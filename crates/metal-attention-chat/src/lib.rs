@@ -17,6 +17,7 @@ mod message;
 mod message_json;
 mod meter;
 mod operators;
+mod pictures;
 mod prefill;
 mod prices;
 mod printf;
@@ -36,6 +37,10 @@ pub use error::{TemplateError, TemplateLimit};
 pub use fit_context::{ContextBudget, DroppedTurns, FittedPrompt, fit_context};
 pub use message::{FunctionCall, Message, Role, Tool, ToolCall, ToolError};
 pub use message_json::SentMessage;
+pub use pictures::{
+    MessagePicture, PictureSource, PromptPart, TextOrPicture, TextWithPictures, picture_marker, take_pictures,
+    without_picture_markers,
+};
 pub use prefill::RenderedPrompt;
 pub use prompt::Prompt;
 pub use reasoning::ReasoningMarkers;

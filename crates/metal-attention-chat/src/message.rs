@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::{MessagePicture, TextWithPictures};
+
 /// The role of a message's author.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -42,6 +44,10 @@ pub struct Message {
     /// The text. In JSON also a list of `{"type": "text", "text": ...}`, which are joined. `None` (null) if the
     /// message consists of tool calls only.
     pub content: Option<String>,
+    /// Its pictures, whose markers ([`picture_marker`](crate::picture_marker)) stand in the text. In JSON parts of the
+    /// content of type `image_url` or `input_image`.
+    #[serde(skip)]
+    pub pictures: Vec<MessagePicture>,
     /// The reasoning that preceded the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
@@ -62,11 +68,18 @@ impl Message {
         Self {
             role,
             content: Some(content.into()),
+            pictures: Vec::new(),
             reasoning_content: None,
             tool_calls: Vec::new(),
             tool_call_id: None,
             name: None,
         }
+    }
+
+    /// A message with a text with pictures and nothing else.
+    pub fn of(role: Role, content: TextWithPictures) -> Self {
+        let TextWithPictures { text, pictures } = content;
+        Self { pictures, ..Self::new(role, text) }
     }
 
     /// A system message.

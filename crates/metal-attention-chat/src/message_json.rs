@@ -1,10 +1,10 @@
 //! Lenient deserialisation of messages. Earlier turns of a conversation may come from any model and any client, so
-//! missing, null and malformed fields get the nearest meaning. Only content that is not text is refused.
+//! missing, null and malformed fields get the nearest meaning. Only content that is neither text nor picture is refused.
 
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::Value;
 
-use crate::{FunctionCall, Message, Role, ToolCall};
+use crate::{FunctionCall, Message, MessagePicture, PictureSource, Role, TextWithPictures, ToolCall};
 
 /// The JSON of a message.
 #[derive(Deserialize)]
@@ -69,10 +69,13 @@ impl From<MessageJson> for Message {
             tool_calls.extend(json.function_call.map(call));
         }
         let reasoning = json.reasoning_content.or(json.reasoning).and_then(nonempty_text);
+        let MessageContent { text, reasoning: reasoning_parts } = json.content;
+        let (text, pictures) = text.map(|TextWithPictures { text, pictures }| (text, pictures)).unzip();
         Self {
             role,
-            content: json.content.text.or_else(|| json.refusal.and_then(nonempty_text)),
-            reasoning_content: reasoning.or(json.content.reasoning),
+            content: text.or_else(|| json.refusal.and_then(nonempty_text)),
+            pictures: pictures.unwrap_or_default(),
+            reasoning_content: reasoning.or(reasoning_parts.filter(|text| !text.is_empty())),
             tool_calls,
             tool_call_id: json.tool_call_id.and_then(nonempty_text),
             name: json.name.and_then(nonempty_text),
@@ -93,7 +96,8 @@ fn nonempty_text(value: Value) -> Option<String> {
 /// The content of a message.
 #[derive(Default)]
 struct MessageContent {
-    text: Option<String>,
+    /// The text and pictures.
+    text: Option<TextWithPictures>,
     /// The text of the parts that are reasoning.
     reasoning: Option<String>,
 }
@@ -102,42 +106,67 @@ impl<'de> Deserialize<'de> for MessageContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = match Value::deserialize(deserializer)? {
             Value::Null => return Ok(Self::default()),
-            Value::String(text) => return Ok(Self { text: Some(text), reasoning: None }),
+            Value::String(text) => return Ok(Self { text: Some(text.into()), reasoning: None }),
             Value::Array(parts) => parts,
             part @ Value::Object(_) => vec![part],
             Value::Bool(_) | Value::Number(_) => {
-                return Err(D::Error::custom("the content of a message must be a text, a list of text parts, or null"));
+                return Err(D::Error::custom("the content of a message must be a text, a list of parts, or null"));
             }
         };
-        let mut content = Self { text: Some(String::new()), reasoning: None };
-        for part in parts {
-            let (kind, text) = match &part {
-                Value::String(_) => ("text", &part),
-                part => {
-                    let kind = part["type"].as_str().unwrap_or("text");
-                    (kind, &part[if matches!(kind, "refusal" | "thinking") { kind } else { "text" }])
-                }
-            };
-            let into = match kind {
-                "text" | "input_text" | "output_text" | "refusal" => &mut content.text,
-                "thinking" | "reasoning" => &mut content.reasoning,
-                other => {
-                    return Err(D::Error::custom(format!(
-                        "a part of type {other:?} cannot be read: the model reads text only, so leave the part out or \
-                         describe it in a part of type \"text\""
-                    )));
-                }
-            };
-            match text {
-                Value::String(text) => into.get_or_insert_default().push_str(text),
-                Value::Null if part.is_object() => {}
-                Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-                    return Err(D::Error::custom(format!("a part of type {kind:?} has no text")));
-                }
-            }
-        }
+        let mut content = Self { text: Some(TextWithPictures::default()), reasoning: None };
+        parts.into_iter().try_for_each(|part| content.push(part)).map_err(D::Error::custom)?;
         Ok(content)
     }
+}
+
+impl MessageContent {
+    /// Adds a part. Fails with the reason.
+    fn push(&mut self, mut part: Value) -> Result<(), String> {
+        let (kind, text) = match &part {
+            Value::String(_) => ("text", &part),
+            part => {
+                let kind = part["type"].as_str().unwrap_or("text");
+                (kind, &part[if matches!(kind, "refusal" | "thinking") { kind } else { "text" }])
+            }
+        };
+        let into = match kind {
+            "text" | "input_text" | "output_text" | "refusal" => &mut self.text.get_or_insert_default().text,
+            "thinking" | "reasoning" => self.reasoning.get_or_insert_default(),
+            "image_url" | "input_image" => {
+                self.text.get_or_insert_default().push_picture(picture_of_part(&mut part)?);
+                return Ok(());
+            }
+            other => {
+                return Err(format!(
+                    "a part of type {other:?} cannot be read: the model reads texts and pictures only (parts of type \"text\" and \
+                     \"image_url\"), so leave the part out or describe it in a text"
+                ));
+            }
+        };
+        match text {
+            Value::String(text) => into.push_str(text),
+            Value::Null if part.is_object() => {}
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                return Err(format!("a part of type {kind:?} has no text"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The picture of a part `{"type": "image_url", "image_url": {"url": ..., "detail": ...}}`, or of one whose `image_url` is the
+/// address itself, with `detail` beside it.
+fn picture_of_part(part: &mut Value) -> Result<MessagePicture, String> {
+    let mut image = part["image_url"].take();
+    let (url, detail) = match &mut image {
+        Value::Object(image) => (image.remove("url").unwrap_or_default(), image.remove("detail")),
+        other => (other.take(), None),
+    };
+    let Value::String(url) = url else {
+        return Err("a part of type \"image_url\" has no address: give {\"image_url\": {\"url\": \"data:image/png;base64,...\"}}".into());
+    };
+    let detail = detail.unwrap_or_else(|| part["detail"].take());
+    Ok(MessagePicture { source: PictureSource::Url(url.into()), low_detail: detail.as_str() == Some("low") })
 }
 
 /// The JSON of a tool call.
@@ -213,6 +242,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::picture_marker;
 
     fn message(json: Value) -> Message {
         serde_json::from_value(json).unwrap()
@@ -236,13 +266,28 @@ mod tests {
             let read = serde_json::from_value::<Message>(json!({"role": "user", "content": content}));
             read.unwrap_err().to_string()
         };
-        for kind in ["image_url", "input_image", "image", "input_audio", "file", "video_url"] {
+        for kind in ["image", "input_audio", "file", "video_url"] {
             let error = refused(json!([{"type": "text", "text": "x"}, {"type": kind}]));
             assert!(error.starts_with(&format!("a part of type \"{kind}\" cannot be read")), "{error}");
         }
-        assert_eq!(refused(json!(0)), "the content of a message must be a text, a list of text parts, or null");
+        assert_eq!(refused(json!(0)), "the content of a message must be a text, a list of parts, or null");
         assert_eq!(refused(json!([{"type": "text", "text": 1}])), "a part of type \"text\" has no text");
         assert_eq!(refused(json!([7])), "a part of type \"text\" has no text");
+        for no_address in [json!({"type": "image_url"}), json!({"type": "input_image", "file_id": "f"})] {
+            assert!(refused(json!([no_address])).contains("has no address"));
+        }
+    }
+
+    #[test]
+    fn pictures_stand_where_their_parts_do() {
+        let picture = |url: &str, low_detail| MessagePicture { source: PictureSource::Url(url.into()), low_detail };
+        let parts = json!([{"type": "image_url", "image_url": {"url": "data:a", "detail": "low"}}, {"type": "text", "text": "x"},
+            {"type": "image_url", "image_url": "data:b"}, {"type": "input_image", "image_url": "data:c", "detail": "high"}]);
+        let read = message(json!({"role": "user", "content": parts}));
+        let [a, b, c] = [0, 1, 2].map(picture_marker);
+        assert_eq!(read.content, Some(format!("{a}x{b}{c}")));
+        assert_eq!(read.pictures, [picture("data:a", true), picture("data:b", false), picture("data:c", false)]);
+        assert!(!serde_json::to_string(&read).unwrap().contains("data:"));
     }
 
     #[test]

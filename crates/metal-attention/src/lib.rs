@@ -62,7 +62,10 @@ pub use metal_attention_wgpu as wgpu;
 #[cfg(feature = "wgpu")]
 pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
-pub use pictures::{EncodedPrompt, PictureEncoder, PictureEncoderPass, PictureRows, PromptBuilder, TokenLimits};
+pub use pictures::{
+    DividedPicture, PictureDivider, PictureEncoder, PictureEncoderPass, PicturePart, PicturePrompt, PictureRows,
+    PromptBuilder, TokenLimits,
+};
 pub use prompt::{ContentHash, PromptSpan, SequenceKey, SpanContent, SpanKey};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedSequence, SessionError, SessionFile};

@@ -3,18 +3,22 @@
 
 use std::sync::Arc;
 
-use metal_attention_gguf::GgufFile;
+use metal_attention_gguf::{GgufFile, Value};
 use metal_attention_model::vision::{
     EncodedPicture, PictureAttention, PictureMarkers, Pixels, PromptPart, VisionModel,
 };
 use metal_attention_model::{Mask, ModelSpec, Position};
-use metal_attention_pictures::{Picture, Preprocessing, normalised};
+use metal_attention_pictures::{Division, Picture, Preprocessing, normalised};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 use sha2::{Digest, Sha256};
 
 use crate::model::fingerprint;
 use crate::prompt::{ContentHash, PromptSpan, SpanContent};
 use crate::{EngineOptions, Error};
+
+/// Pixels that an encoder evaluates together, unless a single picture has more: 8192 patches of 16 x 16. More would not make
+/// products faster, but take more memory.
+const BATCH_PIXELS: usize = 1 << 21;
 
 /// An encoder of pictures on a device.
 pub trait PictureEncoderPass: Send {
@@ -28,37 +32,103 @@ pub trait PictureEncoderPass: Send {
 
 /// The pictures of a text model: an `mmproj` file, set up on a device.
 pub struct PictureEncoder {
-    /// How a picture becomes the pictures that the encoder reads.
-    preprocessing: Preprocessing,
+    divider: PictureDivider,
     mean: [f32; 3],
     std: [f32; 3],
     markers: PictureMarkers,
-    attention: PictureAttention,
     /// Width of a row of embeddings.
     n_embd: usize,
     /// Rows that are added after the first layers.
     n_deepstack: usize,
+    /// Whether the text model's rotation has sections, so that rows have positions by row and column.
+    has_sections: bool,
+    /// The layers of the text model in which the rows of a picture attend to each other, `[n_layer]`; empty: none.
+    bidirectional_in: Vec<bool>,
     pass: Box<dyn PictureEncoderPass>,
     /// Identifies the file and the settings.
     digest: [u8; 32],
 }
 
-/// A picture in rows of embeddings, with its place in a prompt.
+/// How pictures become what an encoder reads: their size, and the tiles of large ones.
 #[derive(Debug, Clone)]
-pub struct EncodedPrompt {
-    /// Texts and rows, in their order.
-    pub parts: Vec<PromptPart>,
-    /// The rows of each entry (the picture, or a tile), which [`PromptPart::Rows`] names.
-    pub entries: Vec<PictureRows>,
+pub struct PictureDivider(Arc<Preprocessing>);
+
+/// A picture in the sizes that an encoder reads: tiles, and the whole.
+#[derive(Debug)]
+pub struct DividedPicture {
+    division: Division,
+    /// The digest of the picture's own pixels.
+    digest: [u8; 32],
 }
 
-/// The rows of one entry.
+impl PictureDivider {
+    /// Resizes and divides a picture.
+    ///
+    /// # Errors
+    ///
+    /// A picture whose sides have too extreme a ratio.
+    pub fn divide(&self, picture: &Picture) -> Result<DividedPicture, Error> {
+        Ok(DividedPicture { division: self.0.apply(picture)?, digest: picture.digest() })
+    }
+}
+
+impl DividedPicture {
+    /// [`Picture::digest`] of the picture: with one encoder, pictures of the same digest have the same rows.
+    pub fn digest(&self) -> [u8; 32] {
+        self.digest
+    }
+}
+
+/// A picture as a part of prompts: markers and rows of embeddings, in their order.
+#[derive(Debug, Clone)]
+pub struct PicturePrompt {
+    /// The parts.
+    pub parts: Vec<PicturePart>,
+}
+
+/// A part of a [`PicturePrompt`].
+#[derive(Debug, Clone)]
+pub enum PicturePart {
+    /// A text, which is tokenised by itself.
+    Text(String),
+    /// A token.
+    Token(u32),
+    /// The rows of the picture, or of a tile of it.
+    Rows(PictureRows),
+}
+
+/// The rows of a picture, or of a tile.
 #[derive(Debug, Clone)]
 pub struct PictureRows {
-    /// What the encoder returned: rows, and the columns and rows of their grid.
-    pub encoded: EncodedPicture,
-    /// What the rows are known by.
-    pub hash: ContentHash,
+    /// What the text model reads; prompts share it.
+    pub content: Arc<SpanContent>,
+    /// Number of rows.
+    pub n_rows: usize,
+    /// Columns of the grid of rows.
+    pub nx: usize,
+    /// Rows of the grid.
+    pub ny: usize,
+}
+
+impl PicturePrompt {
+    /// The rows of the picture, or of its tiles, in order.
+    pub fn rows(&self) -> impl Iterator<Item = &PictureRows> {
+        self.parts.iter().filter_map(|part| match part {
+            PicturePart::Rows(rows) => Some(rows),
+            PicturePart::Text(_) | PicturePart::Token(_) => None,
+        })
+    }
+
+    /// Number of rows in all tiles.
+    pub fn n_rows(&self) -> usize {
+        self.rows().map(|rows| rows.n_rows).sum()
+    }
+
+    /// Bytes that its rows take, for caches.
+    pub fn n_bytes(&self) -> usize {
+        let floats = |content: &SpanContent| content.rows.len() + content.deepstack.iter().map(Vec::len).sum::<usize>();
+        self.rows().map(|rows| size_of::<f32>() * floats(&rows.content)).sum()
+    }
 }
 
 /// Limits of a picture in tokens, for encoders that keep its size; `None`: the model's own.
@@ -84,9 +154,34 @@ impl PictureEncoder {
         if n_embd != text.n_embd {
             return Err(Error::OtherPictureWidth { found: n_embd, expected: text.n_embd });
         }
+        let has_sections =
+            text.layers.iter().any(|layer| layer.mixer.rope().is_some_and(|rope| rope.sections.is_some()));
         let digest = Sha256::new_with_prefix(fingerprint(file)).chain_update(format!("{preprocessing:?}")).finalize();
-        let pass = options.open_encoder(file)?;
-        Ok(Self { preprocessing, mean, std, markers, attention, n_embd, n_deepstack, pass, digest: digest.into() })
+        Ok(Self {
+            divider: PictureDivider(Arc::new(preprocessing)),
+            mean,
+            std,
+            markers,
+            n_embd,
+            n_deepstack,
+            has_sections,
+            bidirectional_in: bidirectional_in(attention, text),
+            pass: options.open_encoder(file)?,
+            digest: digest.into(),
+        })
+    }
+
+    /// Bytes that the encoder of an `mmproj` file takes on its device: weights, and about those of the rows of a batch.
+    pub fn memory_bytes(file: &GgufFile) -> u64 {
+        let size = |key: &str| {
+            let value = file.metadata().get(&format!("clip.vision.{key}")).and_then(Value::as_integer);
+            value.and_then(|value| u64::try_from(value).ok()).unwrap_or(0)
+        };
+        let n_patches = BATCH_PIXELS as u64 / size("patch_size").max(8).pow(2);
+        // The widest rows of a block are those of its feed-forward; some more are those of the residual stream and attention.
+        let width = size("feed_forward_length").saturating_add(size("embedding_length").saturating_mul(6));
+        let rows = n_patches.saturating_mul(width).saturating_mul(size_of::<f32>() as u64);
+        file.tensor_bytes().saturating_add(rows)
     }
 
     /// Elements of a row: of its embedding and of what is added after the first layers.
@@ -94,65 +189,102 @@ impl PictureEncoder {
         (1 + self.n_deepstack) * self.n_embd
     }
 
-    /// Encodes a picture for a model with this tokenizer.
+    /// What makes a picture ready for this encoder; it may be used beside the encoder, in other threads.
+    pub fn divider(&self) -> PictureDivider {
+        self.divider.clone()
+    }
+
+    /// Encodes pictures for a model with this tokenizer. The encoder evaluates pictures and tiles together, 2 million pixels
+    /// at a time. `advanced`: called with the number of pictures and tiles that are encoded, and of all.
     ///
     /// # Errors
     ///
-    /// Those of the device, and a picture whose sides have too extreme a ratio.
-    pub fn encode(&mut self, picture: &Picture, tokenizer: &Tokenizer) -> Result<EncodedPrompt, Error> {
-        let division = self.preprocessing.apply(picture)?;
-        let values: Vec<Vec<f32>> =
-            division.entries.iter().map(|entry| normalised(&entry.picture, self.mean, self.std)).collect();
-        let pixels: Vec<_> = division
-            .entries
-            .iter()
-            .zip(&values)
-            .map(|(entry, values)| Pixels { values, width: entry.picture.width(), height: entry.picture.height() })
-            .collect();
-        let encoded = self.pass.encode(&pixels)?;
-        let of_picture = picture.digest();
-        let hash = |i: usize| {
-            let hash = Sha256::new_with_prefix(self.digest).chain_update(of_picture).chain_update(i.to_le_bytes());
-            ContentHash(hash.finalize().into())
+    /// Those of the device.
+    pub fn encode(
+        &mut self,
+        pictures: &[DividedPicture],
+        tokenizer: &Tokenizer,
+        advanced: impl FnMut(usize, usize),
+    ) -> Result<Vec<PicturePrompt>, Error> {
+        let entries = pictures.iter().flat_map(|picture| &picture.division.entries);
+        let entries: Vec<&Picture> = entries.map(|entry| &entry.picture).collect();
+        let mut encoded = self.encode_entries(&entries, advanced)?.into_iter();
+        let prompt = |DividedPicture { division, digest: of_picture }: &DividedPicture| {
+            let places: Vec<_> = division.entries.iter().map(|entry| entry.place).collect();
+            let rows: Vec<_> = encoded.by_ref().take(places.len()).collect();
+            let parts = self.markers.parts(&places, division.columns, |text| token_of(tokenizer, text).is_some());
+            let part = |part: PromptPart| match part {
+                PromptPart::Text(text) => Some(PicturePart::Text(text)),
+                PromptPart::Token(text) => token_of(tokenizer, &text).map(PicturePart::Token),
+                PromptPart::Rows(i) => {
+                    let hash =
+                        Sha256::new_with_prefix(self.digest).chain_update(of_picture).chain_update(i.to_le_bytes());
+                    Some(PicturePart::Rows(self.rows(&rows[i], ContentHash(hash.finalize().into()))))
+                }
+            };
+            PicturePrompt { parts: parts.into_iter().filter_map(part).collect() }
         };
-        let entries =
-            encoded.into_iter().enumerate().map(|(i, encoded)| PictureRows { encoded, hash: hash(i) }).collect();
-        let places: Vec<_> = division.entries.iter().map(|entry| entry.place).collect();
-        Ok(EncodedPrompt {
-            parts: self.markers.parts(&places, division.columns, |text| token_of(tokenizer, text).is_some()),
-            entries,
-        })
+        Ok(pictures.iter().map(prompt).collect())
     }
 
-    /// What a text model reads of rows: each row's embedding, rows that are added after the first layers, positions by row and
-    /// column in models whose rotation has sections, and in which layers the rows attend to each other.
-    pub fn span_content(&self, rows: &PictureRows, text: &ModelSpec) -> SpanContent {
-        let PictureRows { encoded, hash } = rows;
+    /// Runs the encoder over pictures that the preprocessing returned.
+    fn encode_entries(
+        &mut self,
+        entries: &[&Picture],
+        mut advanced: impl FnMut(usize, usize),
+    ) -> Result<Vec<EncodedPicture>, Error> {
+        let mut encoded = Vec::with_capacity(entries.len());
+        let mut rest = entries;
+        while !rest.is_empty() {
+            let mut n_pixels = 0;
+            let fits = |picture: &&&Picture| {
+                n_pixels += picture.width() * picture.height();
+                n_pixels <= BATCH_PIXELS
+            };
+            let n = rest.iter().take_while(fits).count().max(1);
+            let (batch, after) = rest.split_at(n);
+            let values: Vec<Vec<f32>> = batch.iter().map(|picture| normalised(picture, self.mean, self.std)).collect();
+            let pixels = batch.iter().zip(&values);
+            let pixels =
+                pixels.map(|(picture, values)| Pixels { values, width: picture.width(), height: picture.height() });
+            encoded.extend(self.pass.encode(&pixels.collect::<Vec<_>>())?);
+            advanced(encoded.len(), entries.len());
+            rest = after;
+        }
+        Ok(encoded)
+    }
+
+    /// What the text model reads of an encoded picture: each row's embedding, rows that are added after the first layers, positions
+    /// by row and column in models whose rotation has sections, and in which layers the rows attend to each other.
+    fn rows(&self, encoded: &EncodedPicture, hash: ContentHash) -> PictureRows {
+        let EncodedPicture { rows, nx, ny } = encoded;
         let width = self.row_width();
         let columns = |i: usize| -> Vec<f32> {
-            let parts = encoded.rows.chunks_exact(width).map(|row| &row[i * self.n_embd..][..self.n_embd]);
+            let parts = rows.chunks_exact(width).map(|row| &row[i * self.n_embd..][..self.n_embd]);
             parts.flatten().copied().collect()
         };
-        let has_sections =
-            text.layers.iter().any(|layer| layer.mixer.rope().is_some_and(|rope| rope.sections.is_some()));
-        let n_rows = encoded.rows.len() / width;
-        let nx = encoded.nx.max(1) as u32;
-        let position = |i: u32| Position([0, i / nx, i % nx]);
-        let bidirectional_in = match self.attention {
-            PictureAttention::Causal => Vec::new(),
-            PictureAttention::Bidirectional => vec![true; text.n_layer()],
-            PictureAttention::BidirectionalInWindows => text
-                .layers
-                .iter()
-                .map(|layer| layer.mixer.attention().is_some_and(|attention| has_window(attention.mask)))
-                .collect(),
-        };
-        SpanContent {
-            hash: *hash,
+        let n_rows = rows.len() / width;
+        let columns_of_grid = (*nx).max(1) as u32;
+        let position = |i: u32| Position([0, i / columns_of_grid, i % columns_of_grid]);
+        let content = SpanContent {
+            hash,
             rows: columns(0),
             deepstack: (1..=self.n_deepstack).map(columns).collect(),
-            positions: if has_sections { (0..n_rows as u32).map(position).collect() } else { Vec::new() },
-            bidirectional_in,
+            positions: if self.has_sections { (0..n_rows as u32).map(position).collect() } else { Vec::new() },
+            bidirectional_in: self.bidirectional_in.clone(),
+        };
+        PictureRows { content: Arc::new(content), n_rows, nx: *nx, ny: *ny }
+    }
+}
+
+/// The layers of a text model in which the rows of a picture attend to each other; empty: none.
+fn bidirectional_in(attention: PictureAttention, text: &ModelSpec) -> Vec<bool> {
+    match attention {
+        PictureAttention::Causal => Vec::new(),
+        PictureAttention::Bidirectional => vec![true; text.n_layer()],
+        PictureAttention::BidirectionalInWindows => {
+            let layers = text.layers.iter();
+            layers.map(|layer| layer.mixer.attention().is_some_and(|attention| has_window(attention.mask))).collect()
         }
     }
 }
@@ -192,17 +324,15 @@ impl<'a> PromptBuilder<'a> {
     }
 
     /// Appends a picture.
-    pub fn picture(&mut self, encoder: &PictureEncoder, picture: &EncodedPrompt, text: &ModelSpec) {
+    pub fn picture(&mut self, picture: &PicturePrompt) {
         for part in &picture.parts {
             match part {
-                PromptPart::Text(text) => self.text(text, &[]),
-                PromptPart::Token(text) => self.ids.extend(token_of(self.tokenizer, text)),
-                PromptPart::Rows(i) => {
-                    let content = encoder.span_content(&picture.entries[*i], text);
+                PicturePart::Text(text) => self.text(text, &[]),
+                PicturePart::Token(id) => self.ids.push(*id),
+                PicturePart::Rows(rows) => {
                     let start = self.ids.len();
-                    self.ids.resize(start + content.rows.len() / text.n_embd, 0);
-                    let inputs = start..self.ids.len();
-                    self.spans.push(PromptSpan { inputs, content: Arc::new(content) });
+                    self.ids.resize(start + rows.n_rows, 0);
+                    self.spans.push(PromptSpan { inputs: start..self.ids.len(), content: Arc::clone(&rows.content) });
                 }
             }
         }

@@ -94,7 +94,6 @@ impl ChatSession {
             Some(pictures) => pictures,
             none => none.insert(open(self.generator.model())?),
         };
-        let _progress = ProgressLine::spinner("reading the picture");
         pictures.add(picture, &self.tokenizer)
     }
 
@@ -189,7 +188,7 @@ impl ChatSession {
             let rendered = rendered.map_err(|e| CliError::Usage(e.to_string()))?;
             let inputs = match &self.pictures {
                 None => (rendered.prompt.encode(&self.tokenizer), Vec::new()),
-                Some(pictures) => pictures.prompt(&rendered.prompt, self.generator.model(), &self.tokenizer),
+                Some(pictures) => pictures.prompt(&rendered.prompt, &self.tokenizer),
             };
             let n_tokens = inputs.0.len();
             Ok::<_, CliError>(((rendered, inputs), n_tokens))

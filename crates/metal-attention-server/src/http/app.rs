@@ -10,7 +10,7 @@ use super::connections::Connections;
 use super::metrics::HttpMetrics;
 use super::models::{ModelLease, Models, ModelsOptions, RegisteredModel};
 use super::work::WorkLimiter;
-use super::{ApiError, HttpOptions, run_blocking, within_timeout};
+use super::{ApiError, HttpOptions, pictures, run_blocking, within_timeout};
 
 /// The shared state. A clone refers to the same state.
 #[derive(Clone)]
@@ -28,6 +28,8 @@ pub struct AppState {
     pub bodies: Arc<BodyBudget>,
     /// Limits the CPU work of requests on blocking threads.
     pub work: WorkLimiter,
+    /// Limits the pictures that are decoded or wait for an encoder.
+    pub pictures_at_once: tokio::sync::Semaphore,
     /// Held while a copy of a slot's sequence is in memory: one at a time.
     pub slot_copy: Arc<tokio::sync::Mutex<()>>,
     /// The start of the server, in seconds since 1970.
@@ -57,8 +59,9 @@ impl App {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self(Arc::new(AppState {
             connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
-            bodies: BodyBudget::new(options.max_bodies, options.max_body),
+            bodies: BodyBudget::new(options.max_bodies, options.max_body + options.pictures.max_bytes),
             work: WorkLimiter::default(),
+            pictures_at_once: tokio::sync::Semaphore::new(pictures::ALL_AT_ONCE),
             slot_copy: Arc::default(),
             may_manage: may_manage(&options, on_loopback),
             options,

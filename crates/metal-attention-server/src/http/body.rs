@@ -33,8 +33,16 @@ const FREE_BYTES: usize = 64 << 10;
 
 /// A request type that is read from a JSON object.
 pub trait FromJson: Sized {
+    /// Whether it may have pictures.
+    const MAY_HAVE_PICTURES: bool = false;
+
     /// Reads the known fields; unknown ones are ignored.
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError>;
+
+    /// Bytes of its pictures, which count apart from those of the rest of the body.
+    fn picture_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// A JSON object, split into its fields. Values stay unparsed until a type reads them.
@@ -192,7 +200,9 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
         if let Some(connection) = &connection {
             connection.waits_for_body();
         }
-        let body = read(request.into_body(), &app.options, &mut reserved).await?;
+        let HttpOptions { max_body, pictures, .. } = &app.options;
+        let (max_text, max_pictures) = (*max_body, if T::MAY_HAVE_PICTURES { pictures.max_bytes } else { 0 });
+        let body = read(request.into_body(), max_text + max_pictures, &app.options, &mut reserved).await?;
         if let Some(connection) = &connection {
             connection.waits_for_answer();
         }
@@ -200,8 +210,16 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
         let parse = move || {
             let object = Object::split(&body)?;
             let schema_values = limits::check(&object)?;
-            let work_size = WorkSize::new(n, schema_values);
-            Ok(Self { request: T::from_json(&object)?, peer, work_size, _reservation: reserved })
+            let request = T::from_json(&object)?;
+            let n_pictures = request.picture_bytes().min(n);
+            if n_pictures > max_pictures {
+                return Err(ApiError::too_large_pictures(max_pictures));
+            }
+            if n - n_pictures > max_text {
+                return Err(ApiError::too_large(max_text));
+            }
+            let work_size = WorkSize::new(n - n_pictures, schema_values);
+            Ok(Self { request, peer, work_size, _reservation: reserved })
         };
         app.work.run(peer, WorkSize::new(n, 0), parse).await
     }
@@ -253,9 +271,13 @@ fn is_from_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN) || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"))
 }
 
-/// Reads the whole body. Fails after `read_timeout`, beyond `max_body` bytes, or where `reserved` cannot grow.
-async fn read(body: Body, options: &HttpOptions, reserved: &mut BodyReservation) -> Result<Vec<u8>, ApiError> {
-    let max = options.max_body;
+/// Reads the whole body. Fails after `read_timeout`, beyond `max` bytes, or where `reserved` cannot grow.
+async fn read(
+    body: Body,
+    max: usize,
+    options: &HttpOptions,
+    reserved: &mut BodyReservation,
+) -> Result<Vec<u8>, ApiError> {
     if body.size_hint().lower() > max as u64 {
         return Err(ApiError::too_large(max));
     }

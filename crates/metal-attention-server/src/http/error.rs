@@ -119,6 +119,15 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("body_too_large"), message)
     }
 
+    /// 413: the pictures of a body have more than `limit` bytes.
+    pub fn too_large_pictures(limit: usize) -> Self {
+        let message = format!(
+            "the request's pictures have more than the {limit} bytes that this server takes (--max-image-bytes): send smaller ones, or \
+             JPEG instead of PNG"
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("body_too_large"), message)
+    }
+
     /// 429: the body budget is exhausted. `total`, `per_client`: its limits in bytes, of all bodies and of one client.
     pub fn too_many_bodies(total: usize, per_client: usize) -> Self {
         let message = format!(

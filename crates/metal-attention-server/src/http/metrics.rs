@@ -13,6 +13,7 @@ use metal_attention::scheduler::{BATCH_SIZE_BUCKETS, Metrics};
 
 use super::connections::Connections;
 use super::error::ErrorBody;
+use super::pictures::PictureMetrics;
 use super::{App, llama_cpp, vllm_metrics};
 
 /// Upper bounds of the buckets of time histograms, in seconds.
@@ -73,12 +74,13 @@ pub async fn metrics(State(app): State<App>) -> Response {
         .models
         .schedulers()
         .into_iter()
-        .map(|(name, scheduler)| ModelMetrics {
+        .map(|(name, scheduler, pictures)| ModelMetrics {
             label: if several { format!("model=\"{}\"", escaped(&name)) } else { String::new() },
             name,
             n_replicas: scheduler.n_replicas(),
             n_failed: scheduler.n_failed(),
             scheduler: scheduler.metrics(),
+            pictures,
         })
         .collect();
     let mut text = render(&app.metrics, &app.connections, app.bodies.bytes(), &models);
@@ -99,6 +101,8 @@ pub(super) struct ModelMetrics {
     pub n_failed: usize,
     /// The scheduler's metrics.
     pub scheduler: Metrics,
+    /// The work of the picture encoder; `None`: the model has none.
+    pub pictures: Option<PictureMetrics>,
 }
 
 impl ModelMetrics {
@@ -182,6 +186,36 @@ impl MetricLines {
     }
 }
 
+/// The metrics of picture encoders, of models that have one.
+fn render_pictures(lines: &mut MetricLines, models: &[ModelMetrics]) {
+    type Metric = (&'static str, &'static str, &'static str, fn(&PictureMetrics) -> f64);
+    let metrics: [Metric; 5] = [
+        ("pictures_encoded_total", "counter", "Pictures that were encoded.", |pictures| pictures.encoded as f64),
+        ("pictures_cached_total", "counter", "Pictures whose rows were known from earlier.", |pictures| {
+            pictures.cached as f64
+        }),
+        (
+            "picture_batches_total",
+            "counter",
+            "Runs of the picture encoder, each over one or several pictures.",
+            |pictures| pictures.batches as f64,
+        ),
+        ("picture_seconds_total", "counter", "Time in which pictures were encoded, in seconds.", |pictures| {
+            pictures.seconds
+        }),
+        ("picture_cache_bytes", "gauge", "Bytes of the rows of pictures that are kept.", |pictures| {
+            pictures.cache_bytes as f64
+        }),
+    ];
+    let with_encoder: Vec<_> = models.iter().filter_map(|model| Some((model, model.pictures?))).collect();
+    for (name, kind, help, value) in metrics.into_iter().filter(|_| !with_encoder.is_empty()) {
+        lines.head(name, kind, help);
+        for (model, pictures) in &with_encoder {
+            lines.value(name, &model.labels(""), value(pictures));
+        }
+    }
+}
+
 /// The metrics under this server's own names.
 fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, models: &[ModelMetrics]) -> String {
     let mut lines = MetricLines::new("metal_attention_");
@@ -212,6 +246,7 @@ fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, mode
     if !models.is_empty() {
         render_schedulers(&mut lines, models);
     }
+    render_pictures(&mut lines, models);
     lines.text
 }
 
@@ -313,6 +348,7 @@ mod tests {
             n_replicas: 3,
             n_failed: 1,
             scheduler: Metrics { steps: 7, ..Metrics::default() },
+            pictures: (name == "b").then(|| PictureMetrics { encoded: 3, seconds: 0.5, ..PictureMetrics::default() }),
         };
         let http = HttpMetrics::default();
         let text = |models: &[ModelMetrics]| render(&http, &Connections::new(1, 1), 0, models);
@@ -330,6 +366,10 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
+        assert!(!one.contains("picture"));
+        assert!(two.contains("metal_attention_pictures_encoded_total{model=\"b\"} 3\n"));
+        assert!(two.contains("metal_attention_picture_seconds_total{model=\"b\"} 0.5\n"));
+        assert!(!two.contains("pictures_encoded_total{model=\"a\"}"));
         assert_eq!(two.matches("# TYPE metal_attention_steps_total").count(), 1);
     }
 }

@@ -30,6 +30,7 @@ mod openapi;
 mod options;
 mod page;
 mod peer;
+mod pictures;
 mod request_line;
 mod responses;
 mod routes;
@@ -39,6 +40,7 @@ mod unsupported;
 mod vllm_metrics;
 mod work;
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::task::JoinError;
@@ -53,19 +55,20 @@ pub use models::{
     ModelStore, ModelsOptions, NoTime, Placement, PullProgress, SourceError, StoredModel,
 };
 pub use options::{ApiKeys, EmptyKey, HttpOptions};
+pub use pictures::{HostName, PictureOptions};
 pub use request_line::LOG_TARGET;
 pub use responses::{ResponseStore, StoreError, StoreLimits};
 pub use server::{Listeners, ServeError, serve};
 pub use work::THREADS;
 
 /// Runs `work`, the CPU-bound part of a request (templates, tokenisation, grammars, submission), on a blocking thread
-/// within the request timeout. The request and its body are dropped afterwards.
-async fn prepare<R: Send + 'static, T: Send + 'static>(
+/// within the request timeout. A request that is not shared is dropped afterwards, with its body.
+async fn prepare<R: Send + Sync + 'static, T: Send + 'static>(
     app: &App,
-    request: Json<R>,
+    request: impl Into<Arc<Json<R>>>,
     work: impl FnOnce(&App, &R) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let owned = app.clone();
+    let (owned, request) = (app.clone(), request.into());
     within_timeout(app, app.work.run(request.peer, request.work_size, move || work(&owned, &request))).await
 }
 

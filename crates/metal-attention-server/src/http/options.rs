@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::PageTools;
+use super::pictures::PictureOptions;
 use super::responses::ResponseStore;
 
 /// The options of the HTTP server.
@@ -30,7 +31,9 @@ pub struct HttpOptions {
     pub context_shift: bool,
     /// The folder for saved slots; `None`: saving is disabled.
     pub slot_save_path: Option<PathBuf>,
-    /// Maximum bytes of a request's body.
+    /// The limits of pictures.
+    pub pictures: PictureOptions,
+    /// Maximum bytes of a request's body, without its pictures.
     pub max_body: usize,
     /// Maximum bytes of all bodies in memory.
     pub max_bodies: usize,
@@ -66,8 +69,9 @@ impl Default for HttpOptions {
             hosts: Vec::new(),
             context_shift: false,
             slot_save_path: None,
+            pictures: PictureOptions::default(),
             max_body: 8 << 20,
-            max_bodies: 64 << 20,
+            max_bodies: 256 << 20,
             responses: ResponseStore::default(),
             max_connections: 512,
             max_connections_per_address: None,

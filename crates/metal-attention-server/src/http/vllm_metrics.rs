@@ -68,6 +68,7 @@ mod tests {
             n_replicas: 1,
             n_failed: 0,
             scheduler,
+            pictures: None,
         };
         let text = render(1_795_293_423, &[model("a \"b\\\n", metrics)]);
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("# HELP")).collect();

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::peer::Peer;
+use super::pictures;
 use super::{ApiError, task_outcome};
 
 /// Maximum concurrent pieces of small work.
@@ -19,7 +20,7 @@ const LARGE_UNITS: usize = 4;
 /// Units of large work that one client may occupy.
 const UNITS_OF_ONE: usize = 2;
 /// Blocking threads that the limits can occupy: the runtime's pool should have at least as many.
-pub const THREADS: usize = SMALL_AT_ONCE + LARGE_UNITS;
+pub const THREADS: usize = SMALL_AT_ONCE + LARGE_UNITS + pictures::ALL_AT_ONCE;
 
 /// The size of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,11 @@ pub enum WorkSize {
 }
 
 impl WorkSize {
+    /// The size of decoding and dividing a picture, which may have millions of pixels.
+    pub fn of_picture() -> Self {
+        Self::Large(1)
+    }
+
     /// The size for a body of `bytes` bytes whose schemas have `schema_values` values (see `limits::check`).
     pub fn new(bytes: usize, schema_values: usize) -> Self {
         match (bytes, schema_values) {

@@ -13,6 +13,7 @@ mod nan_logits;
 mod null_executor;
 mod ollama;
 mod ollama_models;
+mod pictures;
 mod ranking;
 mod replicas;
 mod responses;

@@ -313,6 +313,12 @@ impl Scheduler {
         })
     }
 
+    /// Whether a request of `client` would be accepted now, as far as the queue goes: for work that precedes the submission. Errors:
+    /// a full queue, a shutdown, or a failed engine.
+    pub fn check_capacity(&self, client: Client) -> Result<(), SubmitError> {
+        self.handle.shared.check_capacity(self.queue_limits(), client)
+    }
+
     /// Requests that may wait, and slots.
     fn queue_limits(&self) -> (usize, usize) {
         (self.handle.n_queue, self.handle.n_parallel)

@@ -159,15 +159,30 @@ impl SharedQueue {
         client: Client,
         push: impl FnOnce(&mut RequestQueue),
     ) -> Result<(), SubmitError> {
-        let mut queue = self.open_queue()?;
-        let all = n_queue.saturating_add(n_parallel);
-        if self.n_unfinished() >= all && !queue.has_capacity(client, n_queue) {
-            return Err(SubmitError::QueueFull { n_queue });
-        }
+        let mut queue = self.queue_with_capacity((n_queue, n_parallel), client)?;
         push(&mut queue);
         drop(queue);
         self.changed.notify_one();
         Ok(())
+    }
+
+    /// Fails where [`push`](Self::push) would now.
+    pub fn check_capacity(&self, limits: (usize, usize), client: Client) -> Result<(), SubmitError> {
+        self.queue_with_capacity(limits, client).map(drop)
+    }
+
+    /// Locks the queue if it accepts a request of `client`.
+    fn queue_with_capacity(
+        &self,
+        (n_queue, n_parallel): (usize, usize),
+        client: Client,
+    ) -> Result<MutexGuard<'_, RequestQueue>, SubmitError> {
+        let queue = self.open_queue()?;
+        let all = n_queue.saturating_add(n_parallel);
+        if self.n_unfinished() >= all && !queue.has_capacity(client, n_queue) {
+            return Err(SubmitError::QueueFull { n_queue });
+        }
+        Ok(queue)
     }
 
     /// Adds a slot command. Commands do not count against the capacity.

@@ -184,6 +184,11 @@ impl Replicas {
         self.counted(Err(SubmitError::TooManySequences { n_sequences, max, n_parallel, n_queue }))
     }
 
+    /// Whether a replica would accept a request of `client` now ([`Scheduler::check_capacity`]).
+    pub fn check_capacity(&self, client: Client) -> Result<(), SubmitError> {
+        self.counted(self.push_to_first(&[], |scheduler| scheduler.check_capacity(client)))
+    }
+
     /// Submits a generation request ([`Scheduler::submit`]) to the best replica that accepts it.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
         let prepared = self.counted(self.all[0].scheduler.prepare_generation(request))?;

@@ -25,10 +25,11 @@ fn picture(width: usize, height: usize, seed: usize) -> Picture {
 /// A prompt of a text, a picture and a text.
 fn prompt(model: &Model, encoder: &mut PictureEncoder, picture: &Picture) -> (Vec<u32>, Vec<PromptSpan>) {
     let tokenizer = model.tokenizer().unwrap();
-    let encoded = encoder.encode(picture, &tokenizer).unwrap();
+    let divided = encoder.divider().divide(picture).unwrap();
+    let encoded = encoder.encode(&[divided], &tokenizer, |_, _| {}).unwrap();
     let mut builder = PromptBuilder::new(&tokenizer);
     builder.text("Once upon a time", &[]);
-    builder.picture(encoder, &encoded, model.spec());
+    builder.picture(&encoded[0]);
     builder.text("there was", &[]);
     builder.finish()
 }

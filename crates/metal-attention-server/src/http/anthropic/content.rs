@@ -1,10 +1,11 @@
 //! The content of a message as Anthropic's clients send it: a text, or blocks.
 //!
-//! All text in a block is read. Blocks without text (images) are refused by type, and results of tools that Anthropic's
-//! own servers run are ignored: no model here has seen them.
+//! All text and all pictures in a block are read. Other blocks are refused by type, and results of tools that
+//! Anthropic's own servers run are ignored: no model here has seen them.
 
 use std::fmt;
 
+use metal_attention_chat::{MessagePicture, PictureSource, TextWithPictures};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
@@ -35,20 +36,24 @@ pub enum Block {
     ToolResult {
         /// The call's id.
         id: String,
-        /// The text.
-        text: String,
+        /// The text, with pictures.
+        text: TextWithPictures,
     },
+    /// A picture.
+    Image(MessagePicture),
     /// A block of this type, which is ignored.
     PassedOver(String),
 }
 
 impl Content {
-    /// The text of content that has nothing but text; otherwise an error that names the type of another block.
-    fn into_text(self) -> Result<String, String> {
-        let mut all = String::new();
+    /// The text of content that has nothing but text and pictures; otherwise an error that names the type of another
+    /// block.
+    fn into_text(self) -> Result<TextWithPictures, String> {
+        let mut all = TextWithPictures::default();
         for block in self.0 {
             match block {
-                Block::Text(text) => all += &text,
+                Block::Text(text) => all.push_str(&text),
+                Block::Image(picture) => all.push_picture(picture),
                 Block::PassedOver(_) => {}
                 Block::Thinking(_) | Block::ToolUse { .. } | Block::ToolResult { .. } => {
                     return Err(format!("only text may stand here, not a block of type {:?}", block.kind()));
@@ -67,6 +72,7 @@ impl Block {
             Self::Thinking(_) => "thinking",
             Self::ToolUse { .. } => "tool_use",
             Self::ToolResult { .. } => "tool_result",
+            Self::Image(_) => "image",
             Self::PassedOver(kind) => kind,
         }
     }
@@ -96,7 +102,7 @@ impl Block {
                 },
             },
             "tool_result" => {
-                let text = inner_text(&mut fields, "content")?;
+                let text = inner_content(&mut fields, "content")?;
                 Self::ToolResult { id: string(&mut fields, "tool_use_id")?, text }
             }
             "document" => Self::Text(document(&mut fields)?),
@@ -107,15 +113,11 @@ impl Block {
             "tool_reference" => Self::Text(string(&mut fields, "tool_name")?),
             "redacted_thinking" | "server_tool_use" | "mcp_tool_use" | "container_upload" => Self::PassedOver(kind),
             of_server if of_server.ends_with("_tool_result") => Self::PassedOver(kind),
-            "image" => {
-                let message = "this model sees no pictures: leave out the block of type \"image\", or describe it in one of \
-                               type \"text\"";
-                return Err(message.to_owned());
-            }
+            "image" => Self::Image(image(&mut fields)?),
             other => {
                 return Err(format!(
-                    "a block of type {other:?} cannot be read: the model reads text only, so leave the block out or \
-                     describe it in one of type \"text\""
+                    "a block of type {other:?} cannot be read: the model reads texts and pictures only, so leave \
+                     the block out or describe it in one of type \"text\""
                 ));
             }
         })
@@ -133,10 +135,35 @@ fn string(fields: &mut Map<String, Value>, name: &str) -> Result<String, String>
     }
 }
 
-/// Removes and returns the text of the content in the field `name`.
-fn inner_text(fields: &mut Map<String, Value>, name: &str) -> Result<String, String> {
+/// Removes and returns the text with pictures of the content in the field `name`.
+fn inner_content(fields: &mut Map<String, Value>, name: &str) -> Result<TextWithPictures, String> {
     let content = fields.remove(name).unwrap_or_default();
     Content::deserialize(content).map_err(|error| error.to_string())?.into_text()
+}
+
+/// Removes and returns the text of the content in the field `name`, which may have no pictures.
+fn inner_text(fields: &mut Map<String, Value>, name: &str) -> Result<String, String> {
+    let TextWithPictures { text, pictures } = inner_content(fields, name)?;
+    if pictures.is_empty() { Ok(text) } else { Err("a picture must be a block of its own here".to_owned()) }
+}
+
+/// The picture of a block `{"type": "image", "source": {"type": "base64", "media_type": ..., "data": ...}}`, or with a source
+/// `{"type": "url", "url": ...}`.
+fn image(fields: &mut Map<String, Value>) -> Result<MessagePicture, String> {
+    let Some(Value::Object(mut source)) = fields.remove("source") else {
+        return Err("a block of type \"image\" needs a source".to_owned());
+    };
+    let source = match string(&mut source, "type")?.as_str() {
+        "base64" => PictureSource::Base64(string(&mut source, "data")?.into()),
+        "url" => PictureSource::Url(string(&mut source, "url")?.into()),
+        other => {
+            return Err(format!(
+                "a picture whose source has the type {other:?} cannot be read: send it as {{\"type\": \"base64\", \"media_type\": \
+                 \"image/png\", \"data\": ...}}"
+            ));
+        }
+    };
+    Ok(MessagePicture { source, low_detail: false })
 }
 
 /// The text of a document, after its title and context.
@@ -227,7 +254,7 @@ mod tests {
     fn result(content: &Value) -> Result<String, String> {
         let block = json!([{"type": "tool_result", "tool_use_id": "a", "is_error": true, "content": content}]);
         match read(block)?.as_slice() {
-            [Block::ToolResult { id, text }] if id == "a" => Ok(text.clone()),
+            [Block::ToolResult { id, text }] if id == "a" && text.pictures.is_empty() => Ok(text.text.clone()),
             other => panic!("{other:?}"),
         }
     }
@@ -281,15 +308,16 @@ mod tests {
 
     #[test]
     fn blocks_without_text_are_refused_by_type() {
-        let image = json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}]);
-        for refused in [read(image.clone()).unwrap_err(), result(&image).unwrap_err()] {
-            assert!(refused.starts_with("this model sees no pictures: "), "{refused}");
-        }
         for (block, expected) in [
             (json!({"type": "teapot"}), "a block of type \"teapot\" cannot be read"),
             (json!({"type": 1}), "the type of a block must be a string"),
             (json!({"type": "text", "text": 1}), "text must be a string"),
             (json!({"type": "document"}), "a document needs a source"),
+            (json!({"type": "image"}), "a block of type \"image\" needs a source"),
+            (
+                json!({"type": "image", "source": {"type": "file", "file_id": "f"}}),
+                "a picture whose source has the type \"file\"",
+            ),
             (
                 json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}),
                 "a document whose source has the type \"base64\" cannot be read",
@@ -300,6 +328,21 @@ mod tests {
             assert!(refused.starts_with(expected), "{refused}");
         }
         assert!(read(json!(7)).is_err() && read(json!(true)).is_err());
+    }
+
+    #[test]
+    fn pictures_are_read_within_results_and_beside_texts() {
+        let sent = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}});
+        let picture = MessagePicture { source: PictureSource::Base64("AA==".into()), low_detail: false };
+        assert_eq!(read(json!(["a", sent])), Ok(vec![text("a"), Block::Image(picture.clone())]));
+        let mut content = TextWithPictures::from("a");
+        content.push_picture(picture);
+        let block =
+            json!([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a"}, sent]}]);
+        assert_eq!(read(block), Ok(vec![Block::ToolResult { id: "t".into(), text: content }]));
+        let at = json!([{"type": "image", "source": {"type": "url", "url": "https://a/b"}}]);
+        let source = PictureSource::Url("https://a/b".into());
+        assert_eq!(read(at), Ok(vec![Block::Image(MessagePicture { source, low_detail: false })]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Converts Anthropic's messages to the messages of a chat template.
 
-use metal_attention_chat::{Message, ToolCall};
+use metal_attention_chat::{Message, TextWithPictures, ToolCall};
 use serde::Deserialize;
 
 use super::content::{Block, Content};
@@ -64,20 +64,25 @@ impl InputMessage {
     /// Appends the message to a conversation. Tool results come first, since they must follow the calls directly.
     fn add_to(self, conversation: &mut Vec<Message>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
         let Self { role, content } = self;
-        let (mut text, mut reasoning, mut calls, mut n_results) = (String::new(), String::new(), Vec::new(), 0);
+        let (mut text, mut reasoning) = (TextWithPictures::default(), String::new());
+        let (mut calls, mut n_results) = (Vec::new(), 0);
         for (i, block) in content.0.into_iter().enumerate() {
             match (role, block) {
-                (Role::System, Block::Text(more)) => text += &without_billing_header(&more),
-                (Role::User | Role::Assistant, Block::Text(more)) => text += &more,
+                (Role::System, Block::Text(more)) => text.push_str(&without_billing_header(&more)),
+                (Role::User | Role::Assistant, Block::Text(more)) => text.push_str(&more),
+                (Role::User | Role::Assistant, Block::Image(picture)) => text.push_picture(picture),
                 (Role::Assistant, Block::Thinking(more)) => reasoning += &more,
                 (Role::Assistant, Block::ToolUse { id, name, input }) => calls.push(ToolCall::new(id, name, input)),
                 (Role::User, Block::ToolResult { id, text }) => {
                     n_results += 1;
-                    let result = Message::new(metal_attention_chat::Role::Tool, text);
+                    let result = Message::of(metal_attention_chat::Role::Tool, text);
                     conversation.push(Message { tool_call_id: Some(id).filter(|id| !id.is_empty()), ..result });
                 }
                 (_, Block::PassedOver(kind)) => notes.ignored(kind),
-                (role, block @ (Block::Thinking(_) | Block::ToolUse { .. } | Block::ToolResult { .. })) => {
+                (
+                    role,
+                    block @ (Block::Thinking(_) | Block::ToolUse { .. } | Block::ToolResult { .. } | Block::Image(_)),
+                ) => {
                     let param = format!("{place}[{i}]");
                     let (kind, role) = (block.kind(), role.name());
                     let message = format!("{param}: a block of type {kind:?} has no place in what the {role} says");
@@ -87,11 +92,12 @@ impl InputMessage {
         }
         match role {
             Role::System if text.is_empty() => {}
-            Role::System => conversation.push(Message::system(text)),
+            Role::System => conversation.push(Message::system(text.text)),
             Role::User if text.is_empty() && n_results > 0 => {}
-            Role::User => conversation.push(Message::user(text)),
+            Role::User => conversation.push(Message::of(metal_attention_chat::Role::User, text)),
             Role::Assistant => conversation.push(Message {
-                content: Some(text).filter(|text| !text.is_empty() || calls.is_empty()),
+                content: Some(text.text).filter(|text| !text.is_empty() || calls.is_empty()),
+                pictures: text.pictures,
                 reasoning_content: Some(reasoning).filter(|reasoning| !reasoning.is_empty()),
                 tool_calls: calls,
                 ..Message::assistant("")

@@ -39,8 +39,10 @@ pub async fn messages(
     let generation = &request.job.generation;
     let (stream_wanted, stop) = (generation.stream, generation.stop.clone());
     let omits_reasoning = request.omits_reasoning;
+    let pictures = request.job.encode_pictures(&app, &model, request.peer, client).await?;
     let lease = model.clone();
-    let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
+    let submit = move |app: &App, request: &MessagesRequest| request.job.submit(app, &lease, client, &pictures);
+    let chat = prepare(&app, request, submit).await?;
     let mut notes = chat.notes;
     let name = model.answer_name(&mut notes);
     let writer = MessageWriter { model: name, n_prompt: chat.prompt_ids.len(), stop, omits_reasoning };
@@ -60,9 +62,12 @@ pub async fn messages(
     responses((status = 200, description = "How many tokens the prompt has", body = TokenCount)))]
 pub async fn count_tokens(
     State(app): State<App>,
+    client: Client,
     request: Json<MessagesRequest>,
 ) -> Result<axum::Json<TokenCount>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
-    let prompt = prepare(&app, request, move |_, request| request.job.whole_prompt_ids(&model)).await?;
+    let pictures = request.job.encode_pictures(&app, &model, request.peer, client).await?;
+    let count = move |_: &App, request: &MessagesRequest| request.job.whole_prompt_ids(&model, &pictures);
+    let prompt = prepare(&app, request, count).await?;
     Ok(axum::Json(TokenCount { input_tokens: prompt.len() }))
 }

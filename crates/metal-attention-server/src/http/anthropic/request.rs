@@ -21,6 +21,7 @@ use crate::http::job::stop::Stop;
 use crate::http::job::tool_choice::{self, AllowedCalls};
 use crate::http::notes::Notes;
 use crate::http::openapi::all_of;
+use crate::http::pictures::Conversation;
 
 /// The fields of a request for a message, in addition to the sampling options.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -257,6 +258,12 @@ pub struct MessagesRequest {
 }
 
 impl FromJson for MessagesRequest {
+    const MAY_HAVE_PICTURES: bool = true;
+
+    fn picture_bytes(&self) -> usize {
+        self.job.conversation.picture_bytes()
+    }
+
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object)?;
         let sampling = SamplingFields::read(object, &mut notes)?;
@@ -284,7 +291,7 @@ impl FromJson for MessagesRequest {
             drop_oldest: None,
             messages_field: "messages",
             notes,
-            messages,
+            conversation: Conversation::new(messages),
         };
         let omits_reasoning =
             fields.thinking.is_some_and(|OnlyObject(thinking)| thinking.display == Some(Display::Omitted));

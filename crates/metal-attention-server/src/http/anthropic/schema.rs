@@ -44,7 +44,7 @@ pub enum Content {
 pub(super) enum Block {
     /// A text.
     Text(String),
-    /// An object with a `type`, such as `{"type": "text", "text": ...}`, `tool_use`, `tool_result` and `thinking`.
+    /// An object with a `type`, such as `{"type": "text", "text": ...}`, `image`, `tool_use`, `tool_result` and `thinking`.
     Typed(BTreeMap<String, Value>),
 }
 

@@ -41,12 +41,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{Constraint, PromptBuilder, PromptSpan};
 use metal_attention_chat::{
-    ContextBudget, DroppedTurns, FittedPrompt, Message, RenderRequest, RenderedPrompt, Role, Tool, ToolCallParser,
-    fit_context,
+    ContextBudget, DroppedTurns, FittedPrompt, Message, Prompt, PromptPart, RenderRequest, RenderedPrompt, Role, Tool,
+    ToolCallParser, fit_context, without_picture_markers,
 };
 use metal_attention_grammar::{Grammar, Guide, GuideOptions, encode_continuation};
 
@@ -57,13 +57,15 @@ use super::response_format::{self, RequestedFormat};
 use super::tool_choice::AllowedCalls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
+use crate::http::peer::Peer;
+use crate::http::pictures::{self, Conversation, EncodedPictures};
 use crate::http::{ApiError, App, LOG_TARGET};
 
 /// A request for the next message of a conversation.
 #[derive(Debug, Clone)]
 pub struct ChatJob {
-    /// The conversation, the first message first.
-    pub messages: Vec<Message>,
+    /// The conversation.
+    pub conversation: Conversation,
     /// The tools that the answer may call, whether it must, and whether it may have several calls.
     pub allowed_calls: AllowedCalls,
     /// The required response format (JSON schema, grammar, ...), with the field that requires it; `None`: any text.
@@ -113,18 +115,22 @@ pub struct SubmittedChat {
     pub parsers: ChoiceParsers,
     /// The token ids of the prompt, as submitted.
     pub prompt_ids: Arc<[u32]>,
+    /// Whether the prompt has pictures, whose rows the ids do not tell.
+    pub has_pictures: bool,
     /// Notes for response headers.
     pub notes: Notes,
 }
 
 /// A rendered and tokenised prompt.
 struct PreparedPrompt {
-    /// The prompt that was rendered from [`ChatJob::messages`]. With [`PromptEnd::WithinMessage`] the answer starts
+    /// The prompt that was rendered from [`ChatJob::conversation`]. With [`PromptEnd::WithinMessage`] the answer starts
     /// within it, at `answer_start`.
     rendered: RenderedPrompt,
     /// The token ids of the whole prompt: what is left of `earlier_ids` (see
     /// [`prepare_prompt`](ChatJob::prepare_prompt)), then `rendered`.
     ids: Arc<[u32]>,
+    /// The rows of its pictures.
+    spans: Arc<[PromptSpan]>,
     /// The settings of reasoning for the model's template.
     reasoning_settings: ReasoningSettings,
 }
@@ -136,26 +142,46 @@ impl ChatJob {
         self.drop_oldest.or(model.defaults().context_shift).unwrap_or(app.options.context_shift)
     }
 
-    /// Returns the token ids of the prompt for all of [`messages`](Self::messages). [`submit`](Self::submit) may submit
+    /// Returns the token ids of the prompt for the whole [`conversation`](Self::conversation). [`submit`](Self::submit) may submit
     /// a shorter prompt, if the job [`drops_oldest`](Self::drops_oldest), [`submit_after`](Self::submit_after) a longer
     /// one, which includes earlier ids. CPU-bound: call it on a blocking thread.
     ///
     /// # Errors
     ///
     /// A tool that the model's format cannot express, a template that fails, or a text that is too long to tokenise.
-    pub fn whole_prompt_ids(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
-        Ok(self.prepare_whole_prompt(model)?.ids)
+    pub fn whole_prompt_ids(&self, model: &ModelLease, pictures: &EncodedPictures) -> Result<Arc<[u32]>, ApiError> {
+        Ok(self.prepare_whole_prompt(model, pictures)?.ids)
     }
 
-    /// Returns the text of that prompt; see [`whole_prompt_ids`](Self::whole_prompt_ids).
-    pub fn whole_prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
-        Ok(self.prepare_whole_prompt(model)?.rendered.prompt.text)
+    /// Returns the text of that prompt, with `place` for each picture; see [`whole_prompt_ids`](Self::whole_prompt_ids).
+    pub fn whole_prompt_text(&self, model: &ModelLease, place: &str) -> Result<String, ApiError> {
+        let prompt = self.prepare_whole_prompt(model, &Vec::new())?.rendered.prompt;
+        Ok(without_picture_markers(&prompt.text, place))
+    }
+
+    /// Encodes the pictures of the conversation, once the request can be admitted: nothing is fetched before.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`pictures::encode`], and a full queue.
+    pub async fn encode_pictures(
+        &self,
+        app: &App,
+        model: &ModelLease,
+        peer: Peer,
+        client: Client,
+    ) -> Result<EncodedPictures, ApiError> {
+        let Conversation { pictures, .. } = &self.conversation;
+        if !pictures.is_empty() {
+            model.scheduler.check_capacity(client)?;
+        }
+        pictures::encode(app, model, peer, self.messages_field, pictures).await
     }
 
     /// Renders and tokenises the prompt for all messages, however long it is.
-    fn prepare_whole_prompt(&self, model: &ModelLease) -> Result<PreparedPrompt, ApiError> {
+    fn prepare_whole_prompt(&self, model: &ModelLease, pictures: &EncodedPictures) -> Result<PreparedPrompt, ApiError> {
         let mut notes = Notes::default();
-        self.prepare_prompt(model, /* earlier_ids */ &[], /* drops_oldest */ false, &mut notes)
+        self.prepare_prompt(model, pictures, /* earlier_ids */ &[], /* drops_oldest */ false, &mut notes)
     }
 
     /// Renders `messages` and tokenises the prompt: `earlier_ids`, which are the token ids of an earlier conversation
@@ -180,6 +206,7 @@ impl ChatJob {
     fn prepare_prompt(
         &self,
         model: &ModelLease,
+        pictures: &EncodedPictures,
         earlier_ids: &[u32],
         drops_oldest: bool,
         notes: &mut Notes,
@@ -190,17 +217,17 @@ impl ChatJob {
         })?;
         let reasoning_settings = self.reasoning.settings(&model.template, notes);
         let messages = self.messages_with_system(model);
-        // Returns the rendered prompt with its token ids, and their number.
+        // Returns the rendered prompt with its inputs, and their number.
         let render = |messages: &[Message]| {
             let rendered = self.render_prompt(messages, model, &reasoning_settings)?;
             model.check_length(&rendered.prompt.text, self.messages_field)?;
-            let ids = rendered.prompt.encode(&model.tokenizer);
-            let n_tokens = ids.len();
-            Ok::<_, ApiError>(((rendered, ids), n_tokens))
+            let inputs = encode_prompt(&rendered.prompt, pictures, &model.tokenizer);
+            let n_tokens = inputs.0.len();
+            Ok::<_, ApiError>(((rendered, inputs), n_tokens))
         };
         let context_budget = ContextBudget::new(model.n_ctx, self.generation.max_tokens(model));
-        let (rendered, ids) = if drops_oldest {
-            let FittedPrompt { prompt: rendered_and_ids, n_tokens, dropped, .. } =
+        let (rendered, (ids, mut spans)) = if drops_oldest {
+            let FittedPrompt { prompt: rendered_and_inputs, n_tokens, dropped, .. } =
                 fit_context(&messages, context_budget, &model.tokenizer, render)?;
             // A prompt that the scheduler refuses gets no note. Only messages can make it longer than the context: step
             // 2 drops all of `earlier_ids` if need be.
@@ -215,7 +242,7 @@ impl ChatJob {
                     model.n_ctx
                 );
             }
-            rendered_and_ids
+            rendered_and_inputs
         } else {
             render(&messages)?.0
         };
@@ -228,17 +255,28 @@ impl ChatJob {
             // The field of the request from which `earlier_ids` come.
             notes.truncated("context");
         }
-        let ids = [bos, &earlier[n_earlier_dropped..], rendered_ids].concat().into();
-        Ok(PreparedPrompt { rendered, ids, reasoning_settings })
+        let earlier = &earlier[n_earlier_dropped..];
+        for span in &mut spans {
+            span.inputs = span.inputs.start + earlier.len()..span.inputs.end + earlier.len();
+        }
+        let ids = [bos, earlier, rendered_ids].concat().into();
+        Ok(PreparedPrompt { rendered, ids, spans: spans.into(), reasoning_settings })
     }
 
-    /// Submits all choices. CPU-bound: call it on a blocking thread.
+    /// Submits all choices. `pictures`: those of the conversation, by their numbers. CPU-bound: call it on a blocking
+    /// thread.
     ///
     /// # Errors
     ///
     /// Those of [`submit_after`](Self::submit_after).
-    pub fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedChat, ApiError> {
-        self.submit_after(&[], app, model, client)
+    pub fn submit(
+        &self,
+        app: &App,
+        model: &ModelLease,
+        client: Client,
+        pictures: &EncodedPictures,
+    ) -> Result<SubmittedChat, ApiError> {
+        self.submit_after(&[], app, model, client, pictures)
     }
 
     /// Submits all choices, with a prompt that continues the tokens of `earlier_ids` (Ollama's field `context`).
@@ -260,16 +298,19 @@ impl ChatJob {
         app: &App,
         model: &ModelLease,
         client: Client,
+        pictures: &EncodedPictures,
     ) -> Result<SubmittedChat, ApiError> {
         model.scheduler.check_n_sequences(self.generation.n as usize)?;
         self.check_format_and_calls()?;
         let mut notes = self.notes.clone();
-        let prompt = self.prepare_prompt(model, earlier_ids, self.drops_oldest(app, model), &mut notes)?;
+        let drops_oldest = self.drops_oldest(app, model);
+        let prompt = self.prepare_prompt(model, pictures, earlier_ids, drops_oldest, &mut notes)?;
         let ends_in_reasoning = self.new_tool_call_parser(model, &prompt.rendered).is_reasoning();
         let grammar = self.answer_grammar(model, &prompt.rendered, ends_in_reasoning, &mut notes)?;
         let (events, parsers) = self.submit_choices(app, model, client, &prompt, grammar.as_ref())?;
         let parsers = ChoiceParsers::new(Arc::clone(&model.tokenizer), parsers);
-        Ok(SubmittedChat { events, parsers, prompt_ids: prompt.ids, notes })
+        let has_pictures = !prompt.spans.is_empty();
+        Ok(SubmittedChat { events, parsers, prompt_ids: prompt.ids, has_pictures, notes })
     }
 
     /// Fails if the request requires a call and also a response format: an answer with a response format has no calls.
@@ -322,6 +363,7 @@ impl ChatJob {
         let (mut events, mut parsers) = (Vec::new(), Vec::new());
         for choice in 0..self.generation.n {
             let mut request = self.generation.request(app, model, client, &prompt.ids, &stop, choice)?;
+            request.spans = Arc::clone(&prompt.spans);
             // Parsers have a state, so each choice has two: the one of its guide runs in the scheduler's thread, to
             // mask tokens, the one of its `ChoiceParser` in the handler, to write the response.
             let options = GuideOptions {
@@ -369,20 +411,21 @@ impl ChatJob {
 
     /// The conversation, after the model's default system prompt if it has no system message.
     fn messages_with_system(&self, model: &ModelLease) -> Cow<'_, [Message]> {
-        let has_system = || self.messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
+        let messages = &self.conversation.messages;
+        let has_system = || messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
         match &model.defaults().system {
             Some(system) if !has_system() => {
                 let system = [Message::system(system.clone())];
-                Cow::Owned(system.into_iter().chain(self.messages.iter().cloned()).collect())
+                Cow::Owned(system.into_iter().chain(messages.iter().cloned()).collect())
             }
-            Some(_) | None => Cow::Borrowed(&self.messages),
+            Some(_) | None => Cow::Borrowed(messages),
         }
     }
 
     /// Advances the grammar over the start of the answer that is part of the prompt, the text of the last message.
     /// Fails if this text does not match the response format that `field` requires.
     fn advance_grammar(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
-        let text = self.messages.last().map_or("", Message::text);
+        let text = self.conversation.messages.last().map_or("", Message::text);
         // White space before the text is not part of the response format: most templates trim messages.
         let ids = encode_continuation(tokenizer, text.trim_start(), /* parse_special */ false);
         ids.into_iter().try_for_each(|id| grammar.accept(id)).map_err(|_| {
@@ -448,6 +491,21 @@ impl ChatJob {
         };
         response_format::checked_grammar(field, grammar, unenforced, notes).map(Some)
     }
+}
+
+/// The ids and spans of a rendered prompt, in which markers stand for pictures.
+fn encode_prompt(prompt: &Prompt, pictures: &EncodedPictures, tokenizer: &Tokenizer) -> (Vec<u32>, Vec<PromptSpan>) {
+    if pictures.is_empty() {
+        return (prompt.encode(tokenizer), Vec::new());
+    }
+    let mut builder = PromptBuilder::new(tokenizer);
+    for part in prompt.parts(pictures.len()) {
+        match part {
+            PromptPart::Text(text, literals) => builder.text(text, &literals),
+            PromptPart::Picture(number) => builder.picture(&pictures[number]),
+        }
+    }
+    builder.finish()
 }
 
 /// The first name of the field path `path`: `response_format` of `response_format.json_schema`.

@@ -31,8 +31,14 @@ mod tests {
     fn metrics_have_the_names_of_llama_cpp() {
         let metrics =
             Metrics { prompt_tokens: 30, generated_tokens: 12, steps: 8, running: 3, waiting: 5, ..Default::default() };
-        let model =
-            ModelMetrics { name: "m".into(), label: String::new(), n_replicas: 1, n_failed: 0, scheduler: metrics };
+        let model = ModelMetrics {
+            name: "m".into(),
+            label: String::new(),
+            n_replicas: 1,
+            n_failed: 0,
+            scheduler: metrics,
+            pictures: None,
+        };
         let text = render(&[model]);
         assert_eq!(render(&[]), "");
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();

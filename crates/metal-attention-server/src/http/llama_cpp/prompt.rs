@@ -14,6 +14,9 @@ use crate::http::ApiError;
 use crate::http::limits::MAX_PROMPTS;
 use crate::http::models::LoadedModel;
 
+/// What llama.cpp's clients put in the place of a picture in a text.
+pub const MEDIA_MARKER: &str = "<__media__>";
+
 /// One prompt or several.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prompts(Vec<MixedPrompt>);
@@ -218,7 +221,9 @@ fn object<'de, A: MapAccess<'de>>(mut map: A) -> Result<MixedPrompt, A::Error> {
             "prompt_string" => prompt = Some(map.next_value::<String>()?),
             "multimodal_data" => {
                 if map.next_value::<Option<Vec<IgnoredAny>>>()?.is_some_and(|data| !data.is_empty()) {
-                    return Err(A::Error::custom("multimodal_data: this model sees no pictures: leave it out"));
+                    return Err(A::Error::custom(
+                        "multimodal_data is not supported: send pictures to /v1/chat/completions",
+                    ));
                 }
             }
             _ => drop(map.next_value::<IgnoredAny>()?),
@@ -282,7 +287,7 @@ mod tests {
             assert!(read(mixture).unwrap_err().contains("no mixture"), "{mixture}");
         }
         let picture = r#"{"prompt_string": "a", "multimodal_data": ["eA=="]}"#;
-        assert!(read(picture).unwrap_err().contains("sees no pictures"));
+        assert!(read(picture).unwrap_err().contains("/v1/chat/completions"));
     }
 
     #[test]

@@ -90,7 +90,7 @@ struct TemplateCaps {
     supports_parallel_tool_calls: bool,
 }
 
-/// The inputs that the model reads in addition to text: none.
+/// The inputs that the model reads in addition to text.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppModalities)]
 struct Modalities {
@@ -125,7 +125,7 @@ pub async fn props(State(app): State<App>, query: ModelQuery) -> Result<axum::Js
             supports_tool_calls: true,
             supports_parallel_tool_calls: true,
         },
-        modalities: Modalities { vision: false, audio: false },
+        modalities: Modalities { vision: model.picture_service().is_ok(), audio: false },
         bos_token: text(model.tokenizer.bos()),
         eos_token: text(model.tokenizer.eos()),
         build_info: format!("metal-attention {version}"),

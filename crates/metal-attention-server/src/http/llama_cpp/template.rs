@@ -4,6 +4,7 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::prompt::MEDIA_MARKER;
 use crate::http::body::Json;
 use crate::http::openai::chat::ChatRequest;
 use crate::http::{ApiError, App, prepare};
@@ -24,6 +25,6 @@ pub async fn apply_template(
     request: Json<ChatRequest>,
 ) -> Result<axum::Json<TemplatePrompt>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
-    let prompt = prepare(&app, request, move |_, request| request.job.whole_prompt_text(&model)).await?;
+    let prompt = prepare(&app, request, move |_, request| request.job.whole_prompt_text(&model, MEDIA_MARKER)).await?;
     Ok(axum::Json(TemplatePrompt { prompt }))
 }

@@ -44,6 +44,8 @@ pub struct Capabilities {
     pub tools: bool,
     /// Its chat template has reasoning.
     pub thinking: bool,
+    /// It has an `mmproj` file, so that it sees pictures. [`ModelCard::of`] does not know it.
+    pub vision: bool,
     /// It has tokens for fill in the middle.
     pub insert: bool,
     /// It computes embeddings or ranks documents, and generates no text.
@@ -113,6 +115,7 @@ impl Capabilities {
             completion: !embedding,
             tools: !embedding && template.as_ref().is_some_and(|template| template.reads("tools")),
             thinking: template.as_ref().is_some_and(ChatTemplate::can_reason),
+            vision: false,
             insert: has("fim_pre_token_id") || has("prefix_token_id"),
             embedding,
         }

@@ -7,13 +7,14 @@ use metal_attention::gguf::Tensor;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, Pooling, Reranker};
+use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, PictureEncoder, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
 use metal_attention_grammar::GrammarCompiler;
 
 use crate::http::ApiError;
 use crate::http::job::generation::no_such_token;
 use crate::http::limits::MAX_UNCLEAR_BYTES;
+use crate::http::pictures::{PictureMetrics, PictureService};
 
 /// A model that is ready to answer requests.
 pub struct LoadedModel {
@@ -31,6 +32,8 @@ pub struct LoadedModel {
     longest_token: usize,
     /// Ranks documents; else the reason why the model is no reranker.
     reranker: Result<Reranker, String>,
+    /// Encodes pictures; `None`: the model has no encoder.
+    pictures: Option<PictureService>,
     /// The file and the specification.
     model: Model,
 }
@@ -88,13 +91,37 @@ impl LoadedModel {
         let ids = 0..tokenizer.n_vocab() as u32;
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(0);
         let reranker = Reranker::new(&model).map_err(|error| error.to_string());
-        Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, longest_token, reranker, model })
+        Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, longest_token, reranker, pictures: None, model })
     }
 
     /// Replaces the chat template of the model's file.
     #[must_use]
     pub fn with_chat_template(self, template: ChatTemplate) -> Self {
         Self { template, ..self }
+    }
+
+    /// Lets the model see pictures. `cache_bytes`: bytes of the rows of the last pictures that are kept.
+    ///
+    /// # Errors
+    ///
+    /// A thread that the system refuses.
+    pub fn with_pictures(self, encoder: PictureEncoder, cache_bytes: usize) -> std::io::Result<Self> {
+        let service = PictureService::start(encoder, Arc::clone(&self.tokenizer), cache_bytes)?;
+        Ok(Self { pictures: Some(service), ..self })
+    }
+
+    /// What encodes pictures; an error if the model sees none.
+    pub fn picture_service(&self) -> Result<&PictureService, ApiError> {
+        self.pictures.as_ref().ok_or_else(|| {
+            let message = "this model sees no pictures: it has no mmproj file; put the model's mmproj file beside it, which \
+                           metal-attention pull brings, or use another model";
+            ApiError::unsupported_by_model(message)
+        })
+    }
+
+    /// The work of the picture encoder so far; `None`: there is none.
+    pub fn picture_metrics(&self) -> Option<PictureMetrics> {
+        self.pictures.as_ref().map(PictureService::metrics)
     }
 
     /// Refuses a text whose length alone shows that it exceeds the context: to tokenise it would take long. `param`:

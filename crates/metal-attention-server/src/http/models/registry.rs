@@ -19,6 +19,7 @@ use super::residency::{LoadUnit, ModelStatus, Residency, StartFailure};
 use super::source::{ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel};
 use crate::http::ApiError;
 use crate::http::limits::MAX_MODEL_NAME;
+use crate::http::pictures::PictureMetrics;
 
 /// The time that models stay loaded unless configured otherwise.
 const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
@@ -161,10 +162,10 @@ impl Models {
         self.residency.all_loaded().first().map(|(_, loaded)| loaded.scheduler.clone())
     }
 
-    /// The schedulers of all loaded models, by their main names.
-    pub fn schedulers(&self) -> Vec<(String, Replicas)> {
-        let all = self.residency.all_loaded();
-        all.into_iter().map(|(unit, loaded)| (unit.name.clone(), loaded.scheduler.clone())).collect()
+    /// The schedulers of all loaded models, by their main names, and the work of their picture encoders.
+    pub fn schedulers(&self) -> Vec<(String, Replicas, Option<PictureMetrics>)> {
+        let all = self.residency.all_loaded().into_iter();
+        all.map(|(unit, loaded)| (unit.name.clone(), loaded.scheduler.clone(), loaded.picture_metrics())).collect()
     }
 
     /// Loads the models of the start.

@@ -4,12 +4,11 @@ use axum::extract::State;
 use axum::response::Response;
 use metal_attention::scheduler::Client;
 use metal_attention_chat::{Message, Role, Tool, ToolCall};
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::ErrorBody;
-use super::fields::{NO_PICTURES, OllamaFields};
+use super::fields::{OllamaFields, with_images};
 use super::models;
 use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, OllamaAnswerReader, respond};
 use crate::http::body::{FromJson, Json, Object};
@@ -19,6 +18,7 @@ use crate::http::limits::MAX_MESSAGES;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::pictures::{Conversation, EncodedPictures};
 use crate::http::streaming::RunningSequences;
 use crate::http::{ApiError, App, openapi, prepare};
 
@@ -43,9 +43,8 @@ struct OllamaMessage {
     content: Option<String>,
     /// The model's reasoning before it.
     thinking: Option<String>,
-    /// Images; must be empty.
-    #[schema(value_type = Option<Vec<String>>, max_items = 0)]
-    images: Option<Vec<IgnoredAny>>,
+    /// Its pictures, which stand before the text: the files in Base64.
+    images: Option<Vec<String>>,
     /// The functions that the model called.
     #[schema(value_type = Option<Vec<std::collections::BTreeMap<String, serde_json::Value>>>)]
     tool_calls: Option<Vec<ToolCall>>,
@@ -56,22 +55,19 @@ struct OllamaMessage {
 }
 
 impl OllamaMessage {
-    /// Converts message number `i`. Fails if it has images.
-    fn message(self, i: usize) -> Result<Message, ApiError> {
-        if self.images.is_some_and(|images| !images.is_empty()) {
-            let field = format!("messages[{i}].images");
-            let message = format!("{field} is not supported: {NO_PICTURES}");
-            return Err(ApiError::field(field, message).with_code("unsupported_parameter"));
-        }
+    /// The message for a chat template.
+    fn message(self) -> Message {
         let text = |text: Option<String>| text.filter(|text| !text.is_empty());
-        Ok(Message {
+        let content = with_images(self.images.unwrap_or_default(), self.content.as_deref().unwrap_or_default());
+        Message {
             role: self.role,
-            content: self.content,
+            content: Some(content.text).filter(|text| self.content.is_some() || !text.is_empty()),
+            pictures: content.pictures,
             reasoning_content: text(self.thinking),
             tool_calls: self.tool_calls.unwrap_or_default(),
             tool_call_id: text(self.tool_call_id),
             name: text(self.tool_name),
-        })
+        }
     }
 }
 
@@ -86,6 +82,12 @@ pub struct OllamaChatRequest {
 }
 
 impl FromJson for OllamaChatRequest {
+    const MAY_HAVE_PICTURES: bool = true;
+
+    fn picture_bytes(&self) -> usize {
+        self.job.conversation.picture_bytes()
+    }
+
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut fields = OllamaFields::read(object)?;
         let chat_fields: OllamaChatFields = object.parse()?;
@@ -94,8 +96,7 @@ impl FromJson for OllamaChatRequest {
             let message = format!("messages has {} messages; at most {MAX_MESSAGES} are allowed", sent.len());
             return Err(ApiError::field("messages", message));
         }
-        let messages: Vec<Message> =
-            sent.into_iter().enumerate().map(|(i, sent)| sent.message(i)).collect::<Result<_, _>>()?;
+        let messages: Vec<Message> = sent.into_iter().map(OllamaMessage::message).collect();
         let job = ChatJob {
             allowed_calls: AllowedCalls::new(chat_fields.tools.unwrap_or_default(), None, true)?,
             response_format: fields.response_format(),
@@ -105,7 +106,7 @@ impl FromJson for OllamaChatRequest {
             drop_oldest: Some(fields.drops_oldest()),
             messages_field: "messages",
             notes: fields.notes.clone(),
-            messages,
+            conversation: Conversation::new(messages),
         };
         Ok(Self { model: models::required(fields.model.take())?, fields, job })
     }
@@ -177,7 +178,7 @@ pub async fn chat(
     request: Json<OllamaChatRequest>,
 ) -> Result<Response, ApiError> {
     let (name, keep_alive, mut notes) = (&request.model, request.fields.keep_alive, Notes::default());
-    if request.job.messages.is_empty() {
+    if request.job.conversation.messages.is_empty() {
         let is_loaded = models::load_or_unload(&app, name, keep_alive, &mut notes).await?;
         return Ok(notes.attach(stream::without_text::<ChatAnswer>(name, is_loaded)));
     }
@@ -185,8 +186,10 @@ pub async fn chat(
     request.fields.check_reasoning(name, &model)?;
     let reader = OllamaAnswerReader::new(&model, name, request.job.generation.received);
     let streamed = request.job.generation.stream;
+    let pictures = request.job.encode_pictures(&app, &model, request.peer, client).await?;
     let lease = model.clone();
-    let chat = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
+    let submit = move |app: &App, request: &OllamaChatRequest| request.submit(app, &lease, client, &pictures);
+    let chat = prepare(&app, request, submit).await?;
     let sequences = RunningSequences::new(app, model, chat.events);
     let answer = respond::<ChatAnswer>(sequences, reader.messages(chat.parsers), streamed).await?;
     notes.extend(&chat.notes);
@@ -195,8 +198,14 @@ pub async fn chat(
 
 impl OllamaChatRequest {
     /// Submits the job. CPU-bound: call it on a blocking thread.
-    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedChat, ApiError> {
-        let mut chat = self.job.submit(app, model, client)?;
+    fn submit(
+        &self,
+        app: &App,
+        model: &ModelLease,
+        client: Client,
+        pictures: &EncodedPictures,
+    ) -> Result<SubmittedChat, ApiError> {
+        let mut chat = self.job.submit(app, model, client, pictures)?;
         self.fields.options.note_context(model, &mut chat.notes);
         Ok(chat)
     }

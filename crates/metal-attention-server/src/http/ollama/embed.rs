@@ -191,7 +191,7 @@ struct Embedded {
 }
 
 /// Computes the vectors of `request`, whose job `job_of` returns.
-async fn vectors<R: Send + 'static>(
+async fn vectors<R: Send + Sync + 'static>(
     app: &App,
     client: Client,
     request: Json<R>,

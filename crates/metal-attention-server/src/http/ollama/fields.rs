@@ -1,6 +1,6 @@
 //! The fields that `/api/chat` and `/api/generate` share.
 
-use metal_attention_chat::ReasoningEffort;
+use metal_attention_chat::{MessagePicture, PictureSource, ReasoningEffort, TextWithPictures};
 use metal_attention_grammar::ResponseFormat;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
@@ -16,15 +16,21 @@ use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
 use crate::http::unsupported::{self, RefusedField, refused};
 
-/// Refused fields, except images in messages.
+/// Refused fields.
 const REFUSED: &[RefusedField] = &[
     refused("template", &[], "the model's own template is used; raw takes a prompt as it is"),
-    refused("images", &[], NO_PICTURES),
     refused("_debug_render_only", &[], "use /apply-template"),
 ];
 
-/// The reason why images are refused.
-pub const NO_PICTURES: &str = "the model sees no pictures: put what they show into the text";
+/// A text behind pictures, whose files are given in Base64.
+pub fn with_images(images: Vec<String>, text: &str) -> TextWithPictures {
+    let mut content = TextWithPictures::default();
+    for image in images {
+        content.push_picture(MessagePicture { source: PictureSource::Base64(image.into()), low_detail: false });
+    }
+    content.push_str(text);
+    content
+}
 
 /// The fields that `/api/chat` and `/api/generate` share.
 #[derive(Deserialize, ToSchema)]

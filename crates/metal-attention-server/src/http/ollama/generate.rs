@@ -8,12 +8,12 @@ use axum::response::Response;
 use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention_chat::Message;
+use metal_attention_chat::{Message, Role};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::ErrorBody;
-use super::fields::OllamaFields;
+use super::fields::{OllamaFields, with_images};
 use super::models;
 use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, OllamaAnswerReader, respond};
 use crate::http::body::{FromJson, Json, Object};
@@ -26,6 +26,7 @@ use crate::http::job::tool_choice::AllowedCalls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::pictures::{Conversation, EncodedPictures};
 use crate::http::streaming::RunningSequences;
 use crate::http::{ApiError, App, openapi, prepare};
 
@@ -40,6 +41,8 @@ pub struct OllamaGenerateFields {
     system: Option<String>,
     /// The token ids that an earlier response returned: the prompt continues them.
     context: Option<Vec<u32>>,
+    /// Pictures, which stand before the prompt: their files in Base64.
+    images: Option<Vec<String>>,
     /// Use the prompt as it is, without the model's template.
     raw: Option<bool>,
 }
@@ -72,6 +75,15 @@ pub struct OllamaGenerateRequest {
 }
 
 impl FromJson for OllamaGenerateRequest {
+    const MAY_HAVE_PICTURES: bool = true;
+
+    fn picture_bytes(&self) -> usize {
+        match &self.prompt {
+            GeneratePrompt::Message { job, .. } => job.conversation.picture_bytes(),
+            GeneratePrompt::Nothing | GeneratePrompt::Raw(_) | GeneratePrompt::Gap(..) => 0,
+        }
+    }
+
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut fields = OllamaFields::read(object)?;
         let generate_fields: OllamaGenerateFields = object.parse()?;
@@ -81,6 +93,14 @@ impl FromJson for OllamaGenerateRequest {
         let (prompt, suffix, system) =
             (text(generate_fields.prompt), text(generate_fields.suffix), text(generate_fields.system));
         let earlier_ids = generate_fields.context.unwrap_or_default();
+        let images = generate_fields.images.unwrap_or_default();
+        if !images.is_empty() && (suffix.is_some() || generate_fields.raw == Some(true)) {
+            let message =
+                "images have no place in raw prompts and before a suffix: leave raw and suffix out, or use /api/chat";
+            return Err(ApiError::field("images", message));
+        }
+        // A picture alone is a prompt, too.
+        let prompt = prompt.or_else(|| (!images.is_empty()).then(String::new));
         let prompt = match (prompt, suffix) {
             (None, None) => GeneratePrompt::Nothing,
             (prompt, Some(suffix)) => {
@@ -98,9 +118,10 @@ impl FromJson for OllamaGenerateRequest {
             }
             (Some(prompt), None) if generate_fields.raw == Some(true) => GeneratePrompt::Raw(prompt),
             (Some(prompt), None) => {
-                let messages = system.map(Message::system).into_iter().chain([Message::user(prompt)]).collect();
+                let message = Message::of(Role::User, with_images(images, &prompt));
+                let messages = system.map(Message::system).into_iter().chain([message]).collect();
                 let job = ChatJob {
-                    messages,
+                    conversation: Conversation::new(messages),
                     allowed_calls: AllowedCalls::new(Vec::new(), None, true)?,
                     response_format: fields.response_format(),
                     reasoning: fields.reasoning(),
@@ -184,12 +205,18 @@ pub async fn generate(
     request.fields.check_reasoning(name, &model)?;
     let reader = OllamaAnswerReader::new(&model, name, request.generation.received);
     let streamed = request.generation.stream;
+    let pictures = match &request.prompt {
+        GeneratePrompt::Message { job, .. } => job.encode_pictures(&app, &model, request.peer, client).await?,
+        GeneratePrompt::Nothing | GeneratePrompt::Raw(_) | GeneratePrompt::Gap(..) => Vec::new(),
+    };
     let lease = model.clone();
-    let submitted = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
+    let submit = move |app: &App, request: &OllamaGenerateRequest| request.submit(app, &lease, client, &pictures);
+    let submitted = prepare(&app, request, submit).await?;
     let SubmittedGenerate { events, message, notes: more } = submitted;
     notes.extend(&more);
     let reader = match message {
-        Some((parsers, prompt)) => reader.messages(parsers).with_context(&prompt),
+        Some((parsers, Some(prompt))) => reader.messages(parsers).with_context(&prompt),
+        Some((parsers, None)) => reader.messages(parsers),
         None => reader,
     };
     let sequences = RunningSequences::new(app, model, events);
@@ -200,18 +227,27 @@ pub async fn generate(
 struct SubmittedGenerate {
     /// The receiver of the scheduler's events, the only one.
     events: Vec<Events>,
-    /// The parser of a chat message, and the prompt's token ids; `None`: plain text.
-    message: Option<(ChoiceParsers, Arc<[u32]>)>,
+    /// The parser of a chat message, and the prompt's token ids unless it has pictures, which a later request could not
+    /// continue; `None`: plain text.
+    message: Option<(ChoiceParsers, Option<Arc<[u32]>>)>,
     /// Notes for response headers.
     notes: Notes,
 }
 
 impl OllamaGenerateRequest {
     /// Submits the request. CPU-bound: call it on a blocking thread.
-    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedGenerate, ApiError> {
+    fn submit(
+        &self,
+        app: &App,
+        model: &ModelLease,
+        client: Client,
+        pictures: &EncodedPictures,
+    ) -> Result<SubmittedGenerate, ApiError> {
         let mut submitted = match &self.prompt {
             GeneratePrompt::Nothing => return Err(ApiError::field("prompt", "prompt is empty")),
-            GeneratePrompt::Message { earlier_ids, job } => Self::submit_message(earlier_ids, job, app, model, client)?,
+            GeneratePrompt::Message { earlier_ids, job } => {
+                Self::submit_message(earlier_ids, job, app, model, client, pictures)?
+            }
             GeneratePrompt::Raw(prompt) => {
                 model.check_length(prompt, "prompt")?;
                 let options = EncodeOptions { add_special: true, parse_special: true };
@@ -235,10 +271,12 @@ impl OllamaGenerateRequest {
         app: &App,
         model: &ModelLease,
         client: Client,
+        pictures: &EncodedPictures,
     ) -> Result<SubmittedGenerate, ApiError> {
         model.check_ids(earlier_ids, "context")?;
-        let chat = job.submit_after(earlier_ids, app, model, client)?;
-        Ok(SubmittedGenerate { events: chat.events, message: Some((chat.parsers, chat.prompt_ids)), notes: chat.notes })
+        let chat = job.submit_after(earlier_ids, app, model, client, pictures)?;
+        let prompt = (!chat.has_pictures).then_some(chat.prompt_ids);
+        Ok(SubmittedGenerate { events: chat.events, message: Some((chat.parsers, prompt)), notes: chat.notes })
     }
 
     /// Submits a sequence that continues `prompt`.

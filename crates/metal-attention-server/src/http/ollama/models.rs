@@ -292,7 +292,7 @@ pub struct Show {
     /// The file's metadata; lists are null.
     #[schema(value_type = std::collections::BTreeMap<String, Value>)]
     model_info: Map<String, Value>,
-    /// Its capabilities: `completion`, `tools`, `thinking`, `insert`, `embedding`.
+    /// Its capabilities: `completion`, `tools`, `vision`, `thinking`, `insert`, `embedding`.
     capabilities: Vec<&'static str>,
     /// The time of the last change of its file.
     modified_at: String,
@@ -356,10 +356,11 @@ fn parameters(defaults: &ModelDefaults) -> Vec<(&'static str, String)> {
 
 /// ollama's names of a model's capabilities.
 fn capabilities(can: Capabilities) -> Vec<&'static str> {
-    let Capabilities { completion, tools, thinking, insert, embedding } = can;
+    let Capabilities { completion, tools, thinking, vision, insert, embedding } = can;
     let all = [
         (completion, "completion"),
         (tools, "tools"),
+        (vision, "vision"),
         (thinking, "thinking"),
         (insert, "insert"),
         (embedding, "embedding"),

@@ -47,6 +47,8 @@ struct ModelMeta {
     n_params: usize,
     /// Bytes of all tensors.
     size: u64,
+    /// Whether it sees pictures.
+    vision: bool,
     /// llama.cpp's number of the kind of vocabulary: 1 SPM, 2 BPE, 3 `WordPiece`, 4 Unigram, 5 RWKV, 6 PLaMo-2, 0
     /// others.
     vocab_type: u8,
@@ -67,6 +69,7 @@ fn entry(app: &App, model: &RegisteredModel) -> ModelEntry {
         n_embd: model.n_embd(),
         n_params: model.n_params(),
         size: model.tensor_bytes(),
+        vision: model.picture_service().is_ok(),
         vocab_type: vocab_type(model.tokenizer.model()),
     });
     let id = model.main_name().to_owned();

@@ -1,5 +1,7 @@
 //! `/v1/responses`: generates the next items of a conversation; counts its tokens.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
@@ -25,12 +27,18 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
     let stream_wanted = request.stream;
+    let (request, id) = (Arc::new(request), store::response_id());
+    let of_response = id.clone();
+    let resolve = move |app: &App, request: &ResponseRequest| {
+        let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
+        request.resolve(&stored, &of_response)
+    };
+    let resolved = prepare(&app, Arc::clone(&request), resolve).await?;
+    let pictures = resolved.job.encode_pictures(&app, &model, request.peer, client).await?;
     let lease = model.clone();
     let begin = move |app: &App, request: &ResponseRequest| {
         let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
-        let id = store::response_id();
-        let resolved = request.resolve(&stored, &id)?;
-        let mut chat = resolved.job.submit(app, &lease, client)?;
+        let mut chat = resolved.job.submit(app, &lease, client, &pictures)?;
         let echo = request.echo(app, &lease, lease.answer_name(&mut chat.notes))?;
         let record = request.is_kept().then(|| stored.record(resolved.items));
         let writer = ResponseWriter::new(id, echo, request.writer_options(), &lease.tokenizer, record);
@@ -69,10 +77,14 @@ pub async fn input_tokens(
     request: Json<ResponseRequest>,
 ) -> Result<axum::Json<InputTokens>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
-    let count = move |app: &App, request: &ResponseRequest| {
+    let request = Arc::new(request);
+    let resolve = move |app: &App, request: &ResponseRequest| {
         let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
-        Ok(request.resolve(&stored, "")?.job.whole_prompt_ids(&model)?.len())
+        request.resolve(&stored, "")
     };
+    let resolved = prepare(&app, Arc::clone(&request), resolve).await?;
+    let pictures = resolved.job.encode_pictures(&app, &model, request.peer, client).await?;
+    let count = move |_: &App, _: &ResponseRequest| Ok(resolved.job.whole_prompt_ids(&model, &pictures)?.len());
     let input_tokens = prepare(&app, request, count).await?;
     Ok(axum::Json(InputTokens { object: "response.input_tokens", input_tokens }))
 }

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use metal_attention_chat::Role;
+use metal_attention_chat::{MessagePicture, PictureSource, Role, TextOrPicture, TextWithPictures};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -20,8 +20,8 @@ pub enum Item {
     Message {
         /// Its author.
         role: Role,
-        /// Its text.
-        text: String,
+        /// Its text, with pictures.
+        text: TextWithPictures,
     },
     /// Reasoning of the model; `None`: its text is unknown.
     Reasoning(Option<String>),
@@ -51,8 +51,8 @@ pub enum Item {
     Output {
         /// The call's id.
         call_id: String,
-        /// The result.
-        text: String,
+        /// The result, with pictures.
+        text: TextWithPictures,
     },
     /// A reference to an item of a stored response, by its id.
     Reference(String),
@@ -81,7 +81,7 @@ pub fn read(input: Option<&RawValue>) -> Result<Vec<SentItem>, ApiError> {
             let text = String::deserialize(input).map_err(|_| wrong())?;
             let item = json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]});
             let json = to_raw_value(&item).map_err(|_| wrong())?;
-            Ok(vec![SentItem { json, id: None, item: Item::Message { role: Role::User, text } }])
+            Ok(vec![SentItem { json, id: None, item: Item::Message { role: Role::User, text: text.into() } }])
         }
         Some(b'{') => Ok(vec![SentItem::read(input, "input")?]),
         Some(b'[') => {
@@ -97,6 +97,18 @@ pub fn read(input: Option<&RawValue>) -> Result<Vec<SentItem>, ApiError> {
 }
 
 impl SentItem {
+    /// Bytes of its pictures as they were sent.
+    pub fn picture_bytes(&self) -> usize {
+        match &self.item {
+            Item::Message { text, .. } | Item::Output { text, .. } => text.picture_bytes(),
+            Item::Reasoning(_)
+            | Item::Call { .. }
+            | Item::CustomCall { .. }
+            | Item::Reference(_)
+            | Item::PassedOver(_) => 0,
+        }
+    }
+
     /// Reads an item. `place`: its path in the request, for errors.
     pub fn read(json: &RawValue, place: &str) -> Result<Self, ApiError> {
         let failed = |error: serde_json::Error| {
@@ -116,11 +128,8 @@ impl SentItem {
     /// was sent without one.
     pub fn stored_json(&self, id: &str) -> Box<RawValue> {
         let id = self.id.as_deref().unwrap_or(id);
-        let (kind, part) = match &self.item {
-            Item::Message { role: Role::Assistant, text } => {
-                (Role::Assistant, json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}))
-            }
-            Item::Message { role, text } => (*role, json!({"type": "input_text", "text": text})),
+        let (role, text) = match &self.item {
+            Item::Message { role, text } => (*role, text),
             Item::Reasoning(_)
             | Item::Call { .. }
             | Item::CustomCall { .. }
@@ -137,8 +146,22 @@ impl SentItem {
                 };
             }
         };
+        let part = |part| match part {
+            TextOrPicture::Text(text) if role == Role::Assistant => {
+                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+            }
+            TextOrPicture::Text(text) => json!({"type": "input_text", "text": text}),
+            TextOrPicture::Picture(MessagePicture { source, low_detail }) => {
+                let (PictureSource::Url(url) | PictureSource::Base64(url)) = source;
+                json!({"type": "input_image", "image_url": &**url, "detail": if *low_detail { "low" } else { "auto" }})
+            }
+        };
+        let mut content: Vec<_> = text.parts().map(part).collect();
+        if content.is_empty() {
+            content.push(part(TextOrPicture::Text("")));
+        }
         let message =
-            json!({"id": id, "type": "message", "role": kind.name(), "status": "completed", "content": [part]});
+            json!({"id": id, "type": "message", "role": role.name(), "status": "completed", "content": content});
         to_raw_value(&message).unwrap_or_else(|_| self.json.clone())
     }
 }
@@ -181,9 +204,9 @@ impl ItemHeader {
             }
             "reasoning" => {
                 let fields = ReasoningFields::deserialize(json)?;
-                let reasoning = fields.content.map(|InputText(text)| text).filter(|text| !text.is_empty());
+                let reasoning = fields.content.map(|InputText(content)| content.text).filter(|text| !text.is_empty());
                 let encoded = || fields.encrypted_content.as_deref().and_then(encoded_reasoning::decode);
-                let summary = || fields.summary.as_ref().map(|InputText(text)| text.clone());
+                let summary = || fields.summary.as_ref().map(|InputText(content)| content.text.clone());
                 Ok(Item::Reasoning(reasoning.or_else(encoded).or_else(summary).filter(|text| !text.is_empty())))
             }
             "function_call" => {
@@ -248,9 +271,9 @@ struct OutputFields {
     output: InputText,
 }
 
-/// A text: a string, or the joined texts of parts.
+/// A text with pictures: a string, or joined parts.
 #[derive(Debug, Default)]
-struct InputText(String);
+struct InputText(TextWithPictures);
 
 impl<'de> Deserialize<'de> for InputText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -272,13 +295,13 @@ impl<'de> Visitor<'de> for InputTextVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<InputText, E> {
-        Ok(InputText(text.to_owned()))
+        Ok(InputText(text.into()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<InputText, A::Error> {
-        let mut text = String::new();
+        let mut text = TextWithPictures::default();
         while let Some(InputText(part)) = parts.next_element()? {
-            text += &part;
+            text.append(part);
         }
         Ok(InputText(text))
     }
@@ -291,10 +314,19 @@ impl<'de> Visitor<'de> for InputTextVisitor {
             "refusal" => part.refusal,
             // Encrypted by another server.
             "encrypted_content" => None,
-            "input_image" | "image_url" | "image" => {
-                return Err(A::Error::custom(
-                    "this model sees no pictures: leave the input_image out, or describe it in a part of type input_text",
-                ));
+            "input_image" | "image_url" => {
+                let url = match part.image_url {
+                    Some(ImageUrl::Url(url) | ImageUrl::Object { url }) => url,
+                    None => {
+                        return Err(A::Error::custom(
+                            "an input_image needs an image_url, such as data:image/png;base64,...; this server keeps no files",
+                        ));
+                    }
+                };
+                let low_detail = part.detail.as_deref() == Some("low");
+                let mut text = TextWithPictures::default();
+                text.push_picture(MessagePicture { source: PictureSource::Url(url.into()), low_detail });
+                return Ok(InputText(text));
             }
             "input_file" | "file" => {
                 return Err(A::Error::custom(
@@ -303,12 +335,24 @@ impl<'de> Visitor<'de> for InputTextVisitor {
             }
             other => {
                 return Err(A::Error::custom(format!(
-                    "a part of type {other:?} cannot be read: the model reads text only, in parts of type input_text"
+                    "a part of type {other:?} cannot be read: the model reads texts and pictures only, in parts of type \
+                     input_text and input_image"
                 )));
             }
         };
-        Ok(InputText(text.unwrap_or_default()))
+        Ok(InputText(text.unwrap_or_default().into()))
     }
+}
+
+/// The address of a picture.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ImageUrl {
+    Url(String),
+    /// As in chat completions.
+    Object {
+        url: String,
+    },
 }
 
 /// A part of a text.
@@ -318,9 +362,8 @@ struct InputPart {
     kind: Option<String>,
     text: Option<String>,
     refusal: Option<String>,
-    /// Ignored, and of any type in parts that are no images.
-    #[serde(rename = "image_url")]
-    _image: Option<IgnoredAny>,
+    image_url: Option<ImageUrl>,
+    detail: Option<String>,
 }
 
 #[cfg(test)]
@@ -344,6 +387,22 @@ mod tests {
 
     fn user(text: &str) -> Item {
         Item::Message { role: Role::User, text: text.into() }
+    }
+
+    #[test]
+    fn pictures_keep_their_places_in_the_store() {
+        let picture = |url: &str, detail: &str| json!({"type": "input_image", "image_url": url, "detail": detail});
+        let text = json!({"type": "input_text", "text": "a"});
+        let content = json!([picture("data:b", "low"), text, picture("data:c", "auto")]);
+        let sent = |item: &Value| SentItem::read(&to_raw_value(item).unwrap(), "input[0]").unwrap();
+        let read = sent(&json!({"role": "user", "content": content}));
+        assert_eq!(read.picture_bytes(), 12);
+        let stored: Value = serde_json::from_str(read.stored_json("i").get()).unwrap();
+        assert_eq!((&stored["content"], &stored["id"]), (&content, &json!("i")));
+        assert_eq!(sent(&stored).item, read.item);
+        let output = sent(&json!({"type": "function_call_output", "call_id": "c", "output": content}));
+        let Item::Output { text, .. } = &output.item else { panic!("{output:?}") };
+        assert_eq!((text.pictures.len(), text.pictures[0].low_detail), (2, true));
     }
 
     #[test]
@@ -412,10 +471,8 @@ mod tests {
         let picture = json!({"type": "input_image", "image_url": "data:image/png;base64,AAAA"});
         let message = refused(&json!(["x", {"role": "user", "content": [picture]}]));
         assert_eq!(message, "input[0] must be an item, which is an object");
-        let message = refused(&json!([{"role": "user", "content": [picture]}]));
-        assert!(message.starts_with("input[0]: this model sees no pictures: "), "{message}");
-        let message = refused(&json!([{"type": "function_call_output", "call_id": "c", "output": [picture]}]));
-        assert!(message.starts_with("input[0]: this model sees no pictures: "), "{message}");
+        let message = refused(&json!([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]));
+        assert!(message.starts_with("input[0]: an input_image needs an image_url"), "{message}");
         for wrong in [
             json!(1),
             json!([1]),

@@ -1,7 +1,7 @@
 //! Converts items to the messages of a conversation. The interface has one item for reasoning, text or call; a message
 //! of the assistant has all of them.
 
-use metal_attention_chat::{Message, Role, ToolCall};
+use metal_attention_chat::{Message, Role, TextWithPictures, ToolCall};
 use serde_json::json;
 
 use super::items::Item;
@@ -31,10 +31,12 @@ impl MessageBuilder {
                     self.close();
                 }
                 if !text.is_empty() {
-                    self.open().content = Some(text.clone());
+                    let TextWithPictures { text, pictures } = text.clone();
+                    let open = self.open();
+                    (open.content, open.pictures) = (Some(text), pictures);
                 }
             }
-            Item::Message { role, text } => self.push(Message::new(*role, text)),
+            Item::Message { role, text } => self.push(Message::of(*role, text.clone())),
             Item::Reasoning(None) | Item::Reference(_) | Item::PassedOver(_) => {}
             Item::Reasoning(Some(text)) => {
                 if self.open.as_ref().is_some_and(has_contents) {
@@ -52,7 +54,7 @@ impl MessageBuilder {
             }
             Item::Output { call_id, text } => {
                 let call = Some(call_id.clone()).filter(|id| !id.is_empty());
-                self.push(Message { tool_call_id: call, ..Message::new(Role::Tool, text) });
+                self.push(Message { tool_call_id: call, ..Message::of(Role::Tool, text.clone()) });
             }
         }
     }
@@ -100,7 +102,7 @@ mod tests {
     }
 
     fn output(id: &str) -> Item {
-        Item::Output { call_id: id.into(), text: id.to_uppercase() }
+        Item::Output { call_id: id.into(), text: id.to_uppercase().as_str().into() }
     }
 
     /// The messages, one on each line: role, reasoning, text, calls.

@@ -28,6 +28,7 @@ use crate::http::models::ModelLease;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::openai::reasoning::ReasoningFields;
 use crate::http::openapi::all_of;
+use crate::http::pictures::Conversation;
 use crate::http::{ApiError, App};
 
 /// The fields that completions do not have.
@@ -121,6 +122,12 @@ pub struct ResolvedRequest {
 }
 
 impl FromJson for ResponseRequest {
+    const MAY_HAVE_PICTURES: bool = true;
+
+    fn picture_bytes(&self) -> usize {
+        self.input.iter().map(SentItem::picture_bytes).sum()
+    }
+
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object)?;
         let shared: GenerationFields = object.parse()?;
@@ -152,7 +159,7 @@ impl FromJson for ResponseRequest {
         let generation = shared.generation(sampling, None)?;
         let generation = GenerationSettings { logprobs: fields.logprobs()?, ..generation };
         let job = ChatJob {
-            messages: Vec::new(),
+            conversation: Conversation::default(),
             allowed_calls: choice.calls,
             response_format,
             reasoning: reasoning.request(fields.chat_template_kwargs.clone().unwrap_or_default())?,
@@ -282,7 +289,7 @@ impl ResponseRequest {
                 items.push(sent.stored_json(&store::item_id("in", id, items.len())));
             }
         }
-        let job = ChatJob { messages: messages(conversation)?, ..self.job.clone() };
+        let job = ChatJob { conversation: Conversation::new(messages(conversation)?), ..self.job.clone() };
         Ok(ResolvedRequest { job, items })
     }
 

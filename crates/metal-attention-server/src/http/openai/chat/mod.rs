@@ -37,8 +37,10 @@ pub async fn chat_completions(
     let (with_logprobs, prompt_logprobs) =
         (request.job.generation.logprobs.is_some(), request.job.generation.prompt_logprobs);
     let include_usage = request.include_usage;
+    let pictures = request.job.encode_pictures(&app, &model, request.peer, client).await?;
     let lease = model.clone();
-    let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
+    let submit = move |app: &App, request: &ChatRequest| request.job.submit(app, &lease, client, &pictures);
+    let chat = prepare(&app, request, submit).await?;
     let mut notes = chat.notes;
     let writer = ChatWriter::new(&model, &chat.prompt_ids, &mut notes, with_logprobs, prompt_logprobs);
     let mut sequences = RunningSequences::new(app, model, chat.events);

@@ -17,6 +17,7 @@ use crate::http::openai::fields::GenerationFields;
 use crate::http::openai::reasoning::ReasoningFields;
 use crate::http::openai::unsupported::Endpoint;
 use crate::http::openapi::all_of;
+use crate::http::pictures::Conversation;
 
 /// The fields that completions do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -103,6 +104,12 @@ pub struct ChatRequest {
 }
 
 impl FromJson for ChatRequest {
+    const MAY_HAVE_PICTURES: bool = true;
+
+    fn picture_bytes(&self) -> usize {
+        self.job.conversation.picture_bytes()
+    }
+
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let (shared, mut notes) = GenerationFields::read(Endpoint::Chat, object)?;
         let sampling = SamplingFields::read(object, &mut notes)?;
@@ -125,7 +132,7 @@ impl FromJson for ChatRequest {
             drop_oldest: None,
             messages_field: "messages",
             notes,
-            messages: messages(fields.messages)?,
+            conversation: Conversation::new(messages(fields.messages)?),
         };
         Ok(Self { include_usage: shared.include_usage(), model: shared.model, job })
     }

@@ -62,14 +62,16 @@ enum TextOrPart {
     Part(Box<ContentPart>),
 }
 
-/// A part of a text.
+/// A part of a text, or a picture.
 #[derive(Serialize, Deserialize, ToSchema)]
 struct ContentPart {
-    /// `text`, `input_text`, `output_text`, `refusal`, `thinking` or `reasoning`; without it, `text`.
+    /// `text`, `image_url`, `input_text`, `output_text`, `refusal`, `thinking` or `reasoning`; without it, `text`.
     #[serde(rename = "type")]
     kind: Option<Value>,
     /// The text, of most kinds.
     text: Option<Value>,
+    /// The address of a picture, such as `data:image/png;base64,...`: a string, or an object with `url` and `detail`.
+    image_url: Option<Value>,
     /// The text of a refusal.
     refusal: Option<Value>,
     /// The text of reasoning.
