@@ -55,11 +55,15 @@ impl Deref for App {
 impl App {
     /// The state of a server whose models are not loaded yet. Must be called within a tokio runtime, which loads them.
     /// `on_loopback`: the server listens on the loopback interface only.
-    pub fn new(options: HttpOptions, models: ModelsOptions, on_loopback: bool) -> Self {
+    pub fn new(mut options: HttpOptions, models: ModelsOptions, on_loopback: bool) -> Self {
+        // The largest body with pictures fits into the memory of all bodies.
+        let max_pictures = &mut options.pictures.max_bytes;
+        *max_pictures = (*max_pictures).min(options.max_bodies.saturating_sub(options.max_body));
+        let largest_body = options.max_body.saturating_add(*max_pictures);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self(Arc::new(AppState {
             connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
-            bodies: BodyBudget::new(options.max_bodies, options.max_body + options.pictures.max_bytes),
+            bodies: BodyBudget::new(options.max_bodies, largest_body),
             work: WorkLimiter::default(),
             pictures_at_once: tokio::sync::Semaphore::new(pictures::ALL_AT_ONCE),
             slot_copy: Arc::default(),

@@ -202,7 +202,8 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
         }
         let HttpOptions { max_body, pictures, .. } = &app.options;
         let (max_text, max_pictures) = (*max_body, if T::MAY_HAVE_PICTURES { pictures.max_bytes } else { 0 });
-        let body = read(request.into_body(), max_text + max_pictures, &app.options, &mut reserved).await?;
+        let body =
+            read(request.into_body(), max_text.saturating_add(max_pictures), &app.options, &mut reserved).await?;
         if let Some(connection) = &connection {
             connection.waits_for_answer();
         }

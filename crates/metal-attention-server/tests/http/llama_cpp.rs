@@ -288,7 +288,7 @@ fn props_and_models_describe_the_server() {
 
     let meta = &server.get("/v1/models").json()["data"][0]["meta"];
     let expected = json!({"n_ctx": 512, "n_ctx_train": 512, "n_vocab": 512, "n_embd": 64, "n_params": 260_032, "size": 1_040_128,
-            "vocab_type": 1});
+            "vision": false, "vocab_type": 1});
     assert_eq!(*meta, expected);
     assert_eq!(server.get("/v1/health").json(), json!({"status": "ok"}));
 }

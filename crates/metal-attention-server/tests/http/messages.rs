@@ -292,10 +292,10 @@ fn errors_have_the_form_of_anthropic() {
     );
     for (block, expected) in [
         (json!({"type": "teapot"}), "messages[0].content[0]: a block of type \"teapot\" cannot be read"),
-        (json!({"type": "image", "source": {}}), "messages[0].content[0]: this model sees no pictures: "),
+        (json!({"type": "image", "source": {}}), "messages[0].content[0]: a picture whose source has the type \"\""),
         (
             json!({"type": "tool_result", "content": [{"type": "image"}]}),
-            "messages[0].content[0]: this model sees no pictures: ",
+            "messages[0].content[0]: a block of type \"image\" needs a source",
         ),
         (json!({"type": "text", "text": 1}), "messages[0].content[0]: text must be a string"),
         (json!({"type": "tool_use"}), "messages[0].content[0]: a block of type \"tool_use\" has no place"),

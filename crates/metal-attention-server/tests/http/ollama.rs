@@ -226,7 +226,7 @@ fn unsupported_and_invalid_fields_are_rejected_by_name() {
         ("chat", json!({"options": {"top_k": "many"}}), 400, "top_k"),
         ("chat", json!({"options": 1}), 400, "options"),
         ("chat", json!({"top_logprobs": 21}), 400, "top_logprobs"),
-        ("chat", user(json!({"images": ["aGk="]})), 400, "messages[0].images"),
+        ("chat", user(json!({"images": ["aGk="]})), 400, "sees no pictures"),
         ("chat", user(json!({"role": "robot"})), 400, "messages[0].role"),
         ("chat", user(json!({"content": 1})), 400, "messages[0].content"),
         ("chat", json!({"messages": "x"}), 400, "messages"),
