@@ -7,12 +7,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::HubError;
 use crate::checksum::Checksum;
-use crate::choose::{ModelFiles, models};
+use crate::choose::{ModelFiles, mmproj_of, models};
 use crate::client::is_commit;
 use crate::files::{open_own, replace};
 use crate::name::{ModelName, Which};
@@ -37,14 +38,32 @@ pub struct CachedModel {
     pub quant: Option<String>,
     /// Its files; those of a split model in order.
     pub files: Vec<PathBuf>,
-    /// Bytes of all files.
+    /// Bytes of these files.
     pub bytes: u64,
+    /// The file that encodes pictures for it, if the cache has one. The models of a repository share it.
+    pub mmproj: Option<CachedMmproj>,
     /// The commit that the files belong to.
     pub commit: String,
     /// Whether this is the newest commit that was downloaded.
     pub is_newest: bool,
     /// Whether no file of a split model is missing.
     pub complete: bool,
+}
+
+/// An `mmproj` file in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedMmproj {
+    /// Its path.
+    pub file: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl CachedModel {
+    /// Bytes of all files, with that of the `mmproj` file.
+    pub fn total_bytes(&self) -> u64 {
+        self.bytes.saturating_add(self.mmproj.as_ref().map_or(0, |mmproj| mmproj.bytes))
+    }
 }
 
 /// The models of one commit in the cache.
@@ -55,7 +74,7 @@ pub(crate) struct CachedCommit {
     pub folder: PathBuf,
     /// Whether this is the newest commit that was downloaded.
     pub is_newest: bool,
-    /// The models of its files.
+    /// The models of its files; `mmproj` files are among them.
     pub models: Vec<ModelFiles>,
     /// The number of models by tensor type.
     quants: HashMap<String, usize>,
@@ -223,8 +242,9 @@ impl RepoCache {
         Ok(())
     }
 
-    /// The model with its name for `-m`.
-    pub fn model(&self, snapshot: &CachedCommit, files: &ModelFiles) -> CachedModel {
+    /// A model of a commit, with its name for `-m`. Its `mmproj` file is that of its commit, otherwise of the first of `all`
+    /// commits that has one.
+    pub fn model(&self, all: &[CachedCommit], snapshot: &CachedCommit, files: &ModelFiles) -> CachedModel {
         let which = match &files.quant {
             Some(quant) if snapshot.quants.get(quant) == Some(&1) => Which::Quant(quant.clone()),
             _ => Which::File(files.files[0].clone()),
@@ -235,10 +255,19 @@ impl RepoCache {
             quant: files.quant.clone(),
             files: files.files.iter().map(|file| snapshot.folder.join(file)).collect(),
             bytes: files.bytes,
+            mmproj: iter::once(snapshot).chain(all).find_map(|snapshot| snapshot.mmproj(files)),
             commit: snapshot.commit.clone(),
             is_newest: snapshot.is_newest,
             complete: files.complete,
         }
+    }
+}
+
+impl CachedCommit {
+    /// The `mmproj` file for a model; `None` for an `mmproj` file itself.
+    fn mmproj(&self, model: &ModelFiles) -> Option<CachedMmproj> {
+        let found = mmproj_of(&self.models, model)?;
+        Some(CachedMmproj { file: self.folder.join(&found.files[0]), bytes: found.bytes })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use crate::mmproj::{choose_mmproj, is_mmproj};
 use crate::name::{Which, is_gguf, is_inside};
 
 /// The tensor types that are preferred where a name has none, the first available one.
@@ -52,9 +53,13 @@ pub fn models<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<ModelF
             models[i].bytes = models[i].bytes.saturating_add(bytes);
             continue;
         }
-        let stem = part.map_or(&name[..name.len() - ENDING], |part| part.model);
         begun.extend(part.map(|part| (part, models.len())));
-        models.push(ModelFiles { quant: quant(stem), files: vec![name.to_owned()], bytes, complete: part.is_none() });
+        models.push(ModelFiles {
+            quant: quant_in(split_stem(name)),
+            files: vec![name.to_owned()],
+            bytes,
+            complete: part.is_none(),
+        });
     }
     for (part, i) in begun {
         // Names differ, so the numbers differ, and they are between 1 and the count.
@@ -94,6 +99,18 @@ pub fn choose<'a>(models: &'a [ModelFiles], which: &Which) -> Result<&'a ModelFi
     }
 }
 
+/// The `mmproj` file of a model, by the rules of [`choose_mmproj`]; where several fit equally, the first in their order. `None`
+/// if there is none, or if the model is itself one.
+pub fn mmproj_of<'a>(models: &'a [ModelFiles], model: &ModelFiles) -> Option<&'a ModelFiles> {
+    if model.is_mmproj() {
+        return None;
+    }
+    let whole = |model: &&ModelFiles| model.is_mmproj() && model.files.len() == 1 && model.complete;
+    let files: Vec<_> = models.iter().filter(whole).map(|found| (found.files[0].as_str(), found.bytes)).collect();
+    let chosen = choose_mmproj(&model.files[0], &files).unwrap_or_else(|equals| equals.first().copied())?;
+    models.iter().find(|found| found.files[0] == chosen)
+}
+
 impl ModelFiles {
     /// Whether the model has this type, in upper or lower case.
     pub fn has_quant(&self, quant: &str) -> bool {
@@ -111,10 +128,15 @@ impl ModelFiles {
         self.quant.as_ref().is_some_and(|quant| quant.starts_with(DYNAMIC))
     }
 
-    /// Whether the file accompanies a language model: an image projector or an importance matrix.
+    /// Whether this is a picture encoder, which belongs to the models beside it.
+    pub fn is_mmproj(&self) -> bool {
+        is_mmproj(&self.files[0])
+    }
+
+    /// Whether the file accompanies a language model: a picture encoder or an importance matrix.
     fn is_auxiliary(&self) -> bool {
         let name = self.files[0].rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
-        name.contains("mmproj") || name.contains("imatrix")
+        self.is_mmproj() || name.contains("imatrix")
     }
 }
 
@@ -176,8 +198,14 @@ impl<'a> SplitFile<'a> {
     }
 }
 
+/// A file's name, with its folders, without the ending and the number of the part.
+pub(crate) fn split_stem(file: &str) -> &str {
+    let without_ending = || file.len().checked_sub(ENDING).and_then(|at| file.get(..at)).unwrap_or(file);
+    SplitFile::of(file).map_or_else(without_ending, |part| part.model)
+}
+
 /// The tensor type in a file's name without its extension: the last part that looks like one.
-fn quant(stem: &str) -> Option<String> {
+pub(crate) fn quant_in(stem: &str) -> Option<String> {
     let name = stem.rsplit('/').next().unwrap_or(stem);
     let parts: Vec<_> = name.split(['-', '.']).collect();
     let at = parts.iter().rposition(|part| is_quant(part))?;
@@ -218,7 +246,7 @@ mod tests {
             ("Qwen2-7B", None),
             ("stories260K", None),
         ] {
-            assert_eq!(quant(name).as_deref(), expected, "{name}");
+            assert_eq!(quant_in(name).as_deref(), expected, "{name}");
         }
     }
 
@@ -250,6 +278,11 @@ mod tests {
             Err(why) => format!("{why:?}"),
         };
         let all = ["m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf", "mmproj-m-Q4_K_M.gguf"];
+        for mmproj in ["mmproj-model-f16.gguf", "m-mmproj-F16.gguf", "mmproj/m-f16.gguf"] {
+            assert_eq!(pick(&[mmproj, "m-Q2_K.gguf"], Which::Default), "m-Q2_K.gguf");
+            assert_eq!(pick(&[mmproj, "m-Q2_K.gguf"], Which::Quant("F16".into())), "Missing");
+            assert_eq!(pick(&[mmproj, "m-Q2_K.gguf"], Which::Pattern("*.gguf".into())), "m-Q2_K.gguf");
+        }
         let quant = |q: &str| Which::Quant(q.into());
         let file = |f: &str| Which::File(f.into());
         assert_eq!(pick(&all, Which::Default), "m-Q4_K_M.gguf");

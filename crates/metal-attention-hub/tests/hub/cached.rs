@@ -223,3 +223,74 @@ fn a_reference_that_is_no_file_is_ignored() {
         assert!(!s.hub().find(&name("")).unwrap().unwrap().is_newest, "{target}");
     }
 }
+
+/// The files of a repository whose models see pictures.
+fn with_pictures() -> [(&'static str, &'static [u8]); 5] {
+    [
+        ("t-Q4_0.gguf", &[4; 1000]),
+        ("t-Q8_0.gguf", &[8; 2000]),
+        ("mmproj-model-bf16.gguf", &[1; 300]),
+        ("mmproj-model-f16.gguf", &[2; 300]),
+        ("mmproj-model-f32.gguf", &[3; 600]),
+    ]
+}
+
+#[test]
+fn the_mmproj_file_comes_with_a_model_and_goes_with_the_last() {
+    let s = Setup::with(&with_pictures(), &["Q4_0", "Q8_0"]);
+    let models = s.hub().models().unwrap();
+    let mmproj = s.repo().join("snapshots").join(COMMIT).join("mmproj-model-f16.gguf");
+    let listed: Vec<_> = models
+        .iter()
+        .map(|m| (m.quant.as_deref().unwrap(), m.bytes, m.total_bytes(), &m.mmproj.as_ref().unwrap().file))
+        .collect();
+    assert_eq!(listed, [("Q4_0", 1000, 1300, &mmproj), ("Q8_0", 2000, 2300, &mmproj)]);
+    assert_eq!(fs::read(&mmproj).unwrap(), [2; 300]);
+    assert_eq!(s.hub_where(true).get(&name(":Q8_0"), &mut Quiet).unwrap().mmproj.unwrap().file, mmproj);
+
+    let removed_with = |which: &str| {
+        let models = s.hub().removable(&name(which)).unwrap();
+        s.hub().mmproj_removed_with(&name(which), &models).unwrap().len()
+    };
+    assert_eq!((removed_with(":Q4_0"), removed_with("")), (0, 1));
+    assert_eq!(s.remove(":Q4_0").unwrap(), 1);
+    assert_eq!(s.blobs().len(), 2);
+    assert_eq!(s.remove(":Q8_0").unwrap(), 1);
+    assert!(!s.repo().exists());
+}
+
+#[test]
+fn a_model_may_be_pulled_without_its_mmproj_file() {
+    let s = Setup::with(&with_pictures(), &[]);
+    let pulled = s.hub().without_mmproj().pull(&name(":Q4_0"), &mut Quiet).unwrap();
+    assert_eq!((pulled.mmproj, s.blobs().len()), (None, 1));
+    // Its file may be named; then it alone comes, and it is no model where there is another.
+    let named = s.hub().pull(&name(":mmproj-model-f32.gguf"), &mut Quiet).unwrap();
+    assert_eq!((named.bytes, named.mmproj), (600, None));
+    assert_eq!(s.hub().models().unwrap().len(), 1);
+    assert_eq!(s.hub().find(&name("")).unwrap().unwrap().mmproj.unwrap().bytes, 600);
+    assert!(s.hub().find(&name(":F32")).unwrap().is_none());
+    assert!(matches!(s.remove(":F32"), Err(HubError::NotCached { .. })));
+    assert_eq!(s.remove(":mmproj-model-f32.gguf").unwrap(), 1);
+    assert_eq!(s.remove("").unwrap(), 1);
+    assert!(!s.repo().exists());
+    // A repository with nothing else in the cache is listed, so that it can be removed.
+    s.hub().pull(&name(":mmproj-model-f32.gguf"), &mut Quiet).unwrap();
+    assert_eq!(s.hub().models().unwrap().len(), 1);
+    assert_eq!(s.remove("").unwrap(), 1);
+    assert!(!s.repo().exists());
+}
+
+#[test]
+fn an_mmproj_file_of_another_commit_or_program_is_found() {
+    let s = Setup::with(&with_pictures(), &["Q8_0"]);
+    s.server.change().commit = LATER.into();
+    let later = s.hub().without_mmproj().pull(&name(":Q4_0"), &mut Quiet).unwrap();
+    assert_eq!(later.commit, LATER);
+    let of_commit = |commit: &str, file: &str| s.repo().join("snapshots").join(commit).join(file);
+    assert_eq!(later.mmproj.unwrap().file, of_commit(COMMIT, "mmproj-model-f16.gguf"));
+    // A copy in the place of a link, as another program may make it.
+    fs::write(of_commit(LATER, "mmproj-model-Q8_0.gguf"), [7; 100]).unwrap();
+    let found = s.hub().find(&name(":Q4_0")).unwrap().unwrap();
+    assert_eq!(found.mmproj.unwrap().file, of_commit(LATER, "mmproj-model-Q8_0.gguf"));
+}
