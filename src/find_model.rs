@@ -208,7 +208,7 @@ pub fn files_below(folder: &Path) -> Vec<String> {
 }
 
 /// Whether a name ends in `.gguf`.
-fn is_gguf(text: &str) -> bool {
+pub fn is_gguf(text: &str) -> bool {
     without_ending(text).len() < text.len()
 }
 

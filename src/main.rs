@@ -13,6 +13,7 @@ mod divergence;
 mod download_progress;
 mod embed_texts;
 mod engine_args;
+mod find_mmproj;
 mod find_model;
 mod foreign_flags;
 mod form_args;

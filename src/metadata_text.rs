@@ -2,6 +2,8 @@
 //!
 //! [`safe`] and its siblings are also used for all other text that comes from files or models and is printed.
 
+use std::path::Path;
+
 use metal_attention::gguf::{Array, Value};
 use serde_json::json;
 
@@ -14,6 +16,11 @@ const SHOWN_CHARS: usize = 60;
 /// of others without being visible.
 pub fn safe(text: &str) -> String {
     escaped(text, |c| c.escape_default().to_string(), steers)
+}
+
+/// The name of a file without its folders, as [`safe`] text.
+pub fn file_name(file: &Path) -> String {
+    safe(&file.file_name().unwrap_or_default().to_string_lossy())
 }
 
 /// [`safe`], but keeps line breaks and tabs.

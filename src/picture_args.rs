@@ -11,6 +11,7 @@ use metal_attention::{
 use metal_attention_chat::{Prompt, PromptPart, picture_marker, without_picture_markers};
 
 use crate::cli_error::CliError;
+use crate::find_mmproj::{find_mmproj, no_mmproj};
 use crate::map_gguf::map_gguf;
 use crate::model_args::ModelArgs;
 use crate::progress::ProgressLine;
@@ -35,7 +36,7 @@ pub struct PictureArgs {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Pictures")]
 pub struct MmprojArgs {
-    /// The model's mmproj file, which encodes pictures [default: the file with mmproj in its name beside the model]
+    /// The model's mmproj file, which encodes pictures [default: the file with mmproj in its name that fits the model, beside it or in its repository]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub mmproj: Option<PathBuf>,
 
@@ -104,13 +105,9 @@ impl MmprojArgs {
         model: &Model,
         options: &EngineOptions,
     ) -> Result<PictureEncoder, CliError> {
-        let path = self.file(args)?.ok_or_else(|| {
-            CliError::Usage(
-                "this model sees no pictures: there is no mmproj file beside it; name the file with --mmproj (it is in the model's \
-                 repository)"
-                    .into(),
-            )
-        })?;
+        let Some(path) = self.file(args)? else {
+            return Err(no_mmproj(args.named().unwrap_or(Path::new("")), args.path()?.as_deref()));
+        };
         let in_file = |error: Error| CliError::InFile { file: path.display().to_string(), error };
         let loading = ProgressLine::spinner("loading the picture encoder");
         let file = map_gguf(&path).map_err(|error| in_file(error.into()))?;
@@ -122,7 +119,10 @@ impl MmprojArgs {
     pub fn file(&self, args: &ModelArgs) -> Result<Option<PathBuf>, CliError> {
         match &self.mmproj {
             Some(path) => Ok(Some(path.clone())),
-            None => find_mmproj(args),
+            None => match args.path()? {
+                Some(model) => find_mmproj(&model),
+                None => Ok(None),
+            },
         }
     }
 
@@ -183,32 +183,4 @@ pub fn read_picture(path: &Path) -> Result<Picture, CliError> {
     Picture::decode(&bytes, &limits).map_err(|why| failed(&why))
 }
 
-/// The `mmproj` file in the model's folder: the only one, or the one whose name begins most like the model's.
-fn find_mmproj(args: &ModelArgs) -> Result<Option<PathBuf>, CliError> {
-    let Some(model) = args.path()? else { return Ok(None) };
-    let folder = match model.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        Some(_) | None => Path::new("."),
-    };
-    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-    let Ok(files) = std::fs::read_dir(folder) else { return Ok(None) };
-    let mut found: Vec<PathBuf> = files
-        .filter_map(|file| file.ok().map(|file| file.path()))
-        .filter(|path| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")))
-        .filter(|path| name(path).contains("mmproj") && *path != model)
-        .collect();
-    found.sort();
-    // The letters that names have in common without "mmproj", which stands before or behind the model's name.
-    let bare = |path: &Path| name(path).replace("mmproj", "").trim_matches(['-', '_', '.']).to_owned();
-    let common = |path: &PathBuf| bare(path).chars().zip(name(&model).chars()).take_while(|(a, b)| a == b).count();
-    let Some(most) = found.iter().map(common).max() else { return Ok(None) };
-    let mut best: Vec<_> = found.iter().filter(|path| common(path) == most).collect();
-    if best.len() > 1 {
-        let list: Vec<String> = best.iter().map(|path| path.display().to_string()).collect();
-        let list = list.join("\n  ");
-        return Err(CliError::Usage(format!(
-            "several mmproj files fit the model's name; name one with --mmproj:\n  {list}"
-        )));
-    }
-    Ok(Some(best.remove(0).clone()))
 }

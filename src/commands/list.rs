@@ -13,8 +13,10 @@ use crate::units;
 
 const AFTER_HELP: &str = "\
 The cache is shared with other programs; only GGUF files are listed. \"older\" marks files for which a later pull got a \
-newer version. With --json stdout gets one object with the keys
-  cache, models (list of name, repo, type, bytes, files, commit, newest, complete), unfinished (list of repo, bytes)
+newer version, \"sees pictures\" models with an mmproj file, whose size is added to theirs. With --json stdout gets one object \
+with the keys
+  cache, models (list of name, repo, type, bytes, files, mmproj (its path, or null), commit, newest, complete), unfinished \
+(list of repo, bytes)
 
 Examples:
   metal-attention list
@@ -49,8 +51,9 @@ fn write_json(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out:
             "name": model.name.to_string(),
             "repo": model.name.repo(),
             "type": type_of(model),
-            "bytes": model.bytes,
+            "bytes": model.total_bytes(),
             "files": model.files,
+            "mmproj": model.mmproj.as_ref().map(|mmproj| &mmproj.file),
             "commit": model.commit,
             "newest": model.is_newest,
             "complete": model.complete,
@@ -75,11 +78,12 @@ fn write_text(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out:
     }
     let width = models.iter().map(|model| safe(&model.name.to_string()).len()).max().unwrap_or(0);
     for model in models {
-        let (name, size) = (safe(&model.name.to_string()), units::bytes(model.bytes));
+        let (name, size) = (safe(&model.name.to_string()), units::bytes(model.total_bytes()));
         let file = safe(&model.files[0].display().to_string());
         let ty = type_of(model).map_or("-".into(), |ty| safe(&ty));
         let mut notes = Vec::new();
         notes.extend((model.files.len() > 1).then(|| format!("{} files", model.files.len())));
+        notes.extend(model.mmproj.is_some().then(|| "sees pictures".into()));
         notes.extend((!model.complete).then(|| "parts are missing".into()));
         notes.extend((!model.is_newest).then(|| "older".into()));
         let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };

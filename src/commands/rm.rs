@@ -5,12 +5,13 @@ use std::io::{self, Write};
 use metal_attention_hub::{Environment, Hub, ModelName};
 
 use crate::cli_error::CliError;
-use crate::metadata_text::safe;
+use crate::metadata_text::{file_name, safe};
 use crate::units;
 
 const AFTER_HELP: &str = "\
 OWNER/REPO removes all models of a repository, :TYPE or :FILE only these; older versions are removed, too. Files that \
-other programs downloaded from the same repository stay, except GGUF files.
+other programs downloaded from the same repository stay, except GGUF files. The mmproj file, with which models see pictures, goes \
+with the last model of its repository.
 
 Examples:
   metal-attention rm bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0
@@ -39,6 +40,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             // Errors are ignored, because stderr may be closed.
             let (name, file) = (safe(&model.name.to_string()), safe(&model.files[0].display().to_string()));
             let _ = writeln!(out, "{name}, {}: {file}", units::bytes(model.bytes));
+        }
+        for mmproj in hub.mmproj_removed_with(name, &models)? {
+            let (name, file) = (file_name(&mmproj.file), safe(&mmproj.file.display().to_string()));
+            let _ = writeln!(out, "{name}, {}: {file}", units::bytes(mmproj.bytes));
         }
         if models.is_empty() {
             let name = safe(&name.to_string());

@@ -1,15 +1,17 @@
 //! `synth`: writes a model file with random weights, to measure speed without a download.
 
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use metal_attention::gguf::{
     Array, GgufError, GgufFile, GgufWriter, Metadata, StringArray, TensorDecl, TensorType, Value,
 };
 use metal_attention::{Error, Recipe};
+use metal_attention_model::vision::PictureShape;
 use metal_attention_model::{ModelShape, ModelSpec, TensorSpec};
 use serde_json::Value as Json;
 
@@ -32,6 +34,12 @@ const MAX_FILL: usize = 1 << 24;
 /// The value of `tokenizer.ggml.token_type` of ordinary tokens.
 const TOKEN_NORMAL: i32 = 1;
 
+/// The value of `tokenizer.ggml.token_type` of special tokens.
+const TOKEN_CONTROL: i32 = 3;
+
+/// The value of `tokenizer.ggml.token_type` of tokens that are always found in texts.
+const TOKEN_USER_DEFINED: i32 = 4;
+
 /// The value of `tokenizer.ggml.token_type` of tokens that occur in no text.
 const TOKEN_UNUSED: i32 = 5;
 
@@ -43,9 +51,13 @@ The file loads and runs like a trained one, at the same speed; its output makes 
 replace those of the named shape; if the width or the number of heads changes, --head-dim is the width divided by the \
 number of heads unless given. The vocabulary is that of the built-in model, or of --vocab, filled up with unused tokens.
 
+--mmproj adds the file with which the model sees pictures, in F16 as converters write it; the model then has the special tokens and \
+a chat template of its family. Shapes with an encoder: smolvlm-500m, qwen3-vl-4b, gemma-3-4b, gemma-4-e4b.
+
 Examples:
   metal-attention synth smollm-135m --type q4_0 -o smollm.gguf
   metal-attention synth llama-3.2-1b --type q4_k_m -o llama.gguf
+  metal-attention synth smolvlm-500m -o smolvlm.gguf --mmproj mmproj-smolvlm.gguf
   metal-attention synth custom --arch gemma3 --set attention.sliding_window=64 -o windows.gguf
   metal-attention synth custom --arch qwen3 --n-layer 8 --n-embd 1024 --n-head 16 --n-ff 3072 -o small.gguf";
 
@@ -60,6 +72,10 @@ pub struct Args {
     /// Where to write the file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+
+    /// Where to write the file of the picture encoder (mmproj) of the shape
+    #[arg(long, value_name = "FILE")]
+    mmproj: Option<PathBuf>,
 
     /// Type of the matrices, or recipe for their types, e.g. `q4_k_m`: see quantize --help
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_0", value_parser = tensor_types::recipe)]
@@ -119,6 +135,9 @@ struct SizeArgs {
     /// Base of the RoPE frequencies
     #[arg(long, value_name = "X")]
     rope_freq_base: Option<f32>,
+    /// Blocks of the picture encoder
+    #[arg(long, value_name = "N", requires = "mmproj")]
+    mmproj_layers: Option<usize>,
     /// Whether embedding and output head are one table
     #[arg(long, value_name = "BOOL")]
     tied: Option<bool>,
@@ -127,11 +146,12 @@ struct SizeArgs {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let shape = shape(&args.shape, &args.sizes);
+    let pictures = args.mmproj.as_deref().map(|file| Ok::<_, CliError>((file, picture_shape(args)?))).transpose()?;
     let mut metadata = shape.metadata();
     for (key, value) in &args.set {
         metadata.set(format!("{}.{key}", shape.architecture), value.clone());
     }
-    let n_vocab = add_vocabulary(&mut metadata, args, shape.n_vocab)?;
+    let n_vocab = add_vocabulary(&mut metadata, args, shape.n_vocab, pictures.as_ref().map(|(_, pictures)| pictures))?;
     metadata.set(format!("{}.vocab_size", shape.architecture), u32::try_from(n_vocab).unwrap_or(u32::MAX));
     let spec =
         ModelSpec::from_metadata(&metadata).map_err(|e| CliError::Usage(format!("these sizes make no model: {e}")))?;
@@ -147,26 +167,56 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 
     let total = tensors.iter().try_fold(0usize, |total, tensor| total.checked_add(n_elements(tensor)));
     let too_many = || CliError::Usage("these sizes make no model: it has more parameters than can be counted".into());
-    let total = total.ok_or_else(too_many)?;
+    total.ok_or_else(too_many)?;
     // After Ctrl-C no file is left behind.
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    write_file(&args.output, &metadata, &tensors, args.seed, |tensor| {
+        match (tensor.name.as_str(), shape.rope_factors) {
+            ("rope_freqs.weight", Some(factors)) => {
+                Elements::Given(factors.divisors(2 * n_elements(tensor), shape.rope_freq_base))
+            }
+            _ => Elements::Random(distribution(tensor)),
+        }
+    })?;
+    if let Some((file, pictures)) = pictures {
+        let (metadata, tensors) = (pictures.metadata(shape.n_embd), pictures.tensors(shape.n_embd));
+        write_file(file, &metadata, &tensors, args.seed, |tensor| Elements::Random(of_pictures(tensor)))?;
+    }
+    Ok(())
+}
+
+/// The elements of a tensor.
+enum Elements {
+    /// Random ones of this mean and standard deviation.
+    Random((f32, f32)),
+    /// These.
+    Given(Vec<f32>),
+}
+
+/// Writes a GGUF file with the elements that `elements` returns for each tensor. Random ones depend on the seed and the tensor's index.
+fn write_file(
+    path: &Path,
+    metadata: &Metadata,
+    tensors: &[TensorDecl],
+    seed: u64,
+    elements: impl Fn(&TensorDecl) -> Elements,
+) -> Result<(), CliError> {
+    let total: usize = tensors.iter().map(n_elements).sum();
     let progress = ProgressLine::steps("writing random weights", total as u64);
-    let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
+    let mut writer = GgufWriter::new(OutputFile::create(path)?, 3, metadata, tensors).map_err(Error::from)?;
     let mut done = 0;
     let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
     for (i, tensor) in tensors.iter().enumerate() {
-        if let ("rope_freqs.weight", Some(factors)) = (tensor.name.as_str(), shape.rope_factors) {
-            let divisors = factors.divisors(2 * n_elements(tensor), shape.rope_freq_base);
-            let mut blocks = Vec::new();
-            tensor.ty.quantize(&divisors, &mut blocks).map_err(Error::from)?;
-            writer.write(&blocks).map_err(Error::from)?;
-            continue;
-        }
-        let random = RandomTensor {
-            generator: RandomWeights::new(args.seed, i),
-            distribution: distribution(tensor),
-            ty: tensor.ty,
+        let distribution = match elements(tensor) {
+            Elements::Random(distribution) => distribution,
+            Elements::Given(values) => {
+                let mut blocks = Vec::new();
+                tensor.ty.quantize(&values, &mut blocks).map_err(Error::from)?;
+                writer.write(&blocks).map_err(Error::from)?;
+                continue;
+            }
         };
+        let random = RandomTensor { generator: RandomWeights::new(seed, i), distribution, ty: tensor.ty };
         let n = n_elements(tensor);
         for start in (0..n).step_by(n_threads * CHUNK) {
             if interrupt::requested() {
@@ -183,10 +233,23 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     writer.finish().map_err(Error::from)?.commit()?;
     drop(progress);
     let bytes: usize = tensors.iter().map(|t| t.ty.row_bytes(n_elements(t))).sum();
-    let (size, file) = (units::bytes(bytes as u64), args.output.display());
+    let (size, file) = (units::bytes(bytes as u64), path.display());
     // Errors are ignored, because stderr may be closed.
     let _ = writeln!(io::stderr(), "wrote {file}: {total} parameters in {size}");
     Ok(())
+}
+
+/// The picture encoder of the named shape, with the blocks of the flags.
+fn picture_shape(args: &Args) -> Result<PictureShape, CliError> {
+    let shape = PictureShape::of(&args.shape).ok_or_else(|| {
+        let known: Vec<_> = PictureShape::all().iter().map(|shape| shape.text).collect();
+        CliError::Usage(format!(
+            "no picture encoder of {} is known; --mmproj works with {}",
+            args.shape,
+            known.join(", ")
+        ))
+    })?;
+    Ok(PictureShape { n_block: args.sizes.mmproj_layers.unwrap_or(shape.n_block).min(shape.n_block), ..shape.clone() })
 }
 
 /// A tensor with random elements.
@@ -232,6 +295,24 @@ fn distribution(tensor: &TensorDecl) -> (f32, f32) {
         Some((role, _)) if role.contains("norm") || role.ends_with("_scale") => (1.0, 0.05),
         Some((role, _)) if role.contains("rope_factors") => (1.5, 0.1),
         Some((role, _)) if role.contains("time_mix") || role.contains("channel_mix") => of_rwkv(role, tensor),
+        _ => (0.0, 1.0 / (tensor.shape[0] as f32).sqrt()),
+    }
+}
+
+/// The same for the tensors of a picture encoder. Its clamps change few values.
+fn of_pictures(tensor: &TensorDecl) -> (f32, f32) {
+    let (name, part) = tensor.name.rsplit_once('.').unwrap_or_default();
+    let is_norm = name.ends_with("norm") || name.rsplit('.').next().is_some_and(|role| role.contains("ln"));
+    match part {
+        "bias" => (0.0, 0.02),
+        "input_min" | "output_min" => (-100.0, 0.0),
+        "input_max" | "output_max" => (100.0, 0.0),
+        _ if is_norm || name.ends_with("out_scale") => (1.0, 0.05),
+        // Kernels of patches: all dimensions but the last are summed.
+        _ if tensor.name.starts_with("v.patch_embd") => {
+            let n_out = tensor.shape.last().copied().unwrap_or(1).max(1);
+            (0.0, 1.0 / ((n_elements(tensor) / n_out) as f32).sqrt())
+        }
         _ => (0.0, 1.0 / (tensor.shape[0] as f32).sqrt()),
     }
 }
@@ -306,9 +387,15 @@ fn shape(name: &str, sizes: &SizeArgs) -> ModelShape {
     s
 }
 
-/// Copies the tokenizer of `--vocab` or the built-in model into `metadata`, and adds unused tokens up to `n_vocab`. Returns the
-/// number of tokens: more than `n_vocab` if the vocabulary is larger and no size is given.
-fn add_vocabulary(metadata: &mut Metadata, args: &Args, n_vocab: usize) -> Result<usize, CliError> {
+/// Copies the tokenizer of `--vocab` or the built-in model into `metadata`, adds the tokens and the chat template that a model with
+/// `pictures` needs, and adds unused tokens up to `n_vocab`. Returns the number of tokens: more than `n_vocab` if the vocabulary
+/// is larger and no size is given.
+fn add_vocabulary(
+    metadata: &mut Metadata,
+    args: &Args,
+    n_vocab: usize,
+    pictures: Option<&PictureShape>,
+) -> Result<usize, CliError> {
     let source = match &args.vocab {
         Some(path) => map_gguf(path),
         None => GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL),
@@ -317,13 +404,18 @@ fn add_vocabulary(metadata: &mut Metadata, args: &Args, n_vocab: usize) -> Resul
     let source = source.metadata();
     let missing = || CliError::Usage("the file given with --vocab has no vocabulary (tokenizer.ggml.tokens)".into());
     let tokens = source.strings("tokenizer.ggml.tokens").map_err(Error::from)?.ok_or_else(missing)?;
-    if args.sizes.n_vocab.is_some_and(|n| n < tokens.len()) {
-        return Err(CliError::Usage(format!(
-            "--n-vocab {n_vocab} is too small: the vocabulary has {} tokens",
-            tokens.len()
-        )));
+    let mut added: Vec<(String, i32)> = Vec::new();
+    if let Some(pictures) = pictures {
+        added.extend(pictures.special_tokens().into_iter().map(|token| (token, TOKEN_CONTROL)));
+        added.extend(pictures.other_tokens().iter().map(|&token| (token.to_owned(), TOKEN_USER_DEFINED)));
+        let known: HashSet<&str> = tokens.iter().collect();
+        added.retain(|(token, _)| !known.contains(token.as_str()));
     }
-    let n_fill = n_vocab.saturating_sub(tokens.len());
+    let n_used = tokens.len() + added.len();
+    if args.sizes.n_vocab.is_some_and(|n| n < n_used) {
+        return Err(CliError::Usage(format!("--n-vocab {n_vocab} is too small: the vocabulary has {n_used} tokens")));
+    }
+    let n_fill = n_vocab.saturating_sub(n_used);
     if n_fill > MAX_FILL {
         return Err(CliError::Usage(format!(
             "--n-vocab {n_vocab} is too large: at most {MAX_FILL} tokens are filled up"
@@ -332,15 +424,20 @@ fn add_vocabulary(metadata: &mut Metadata, args: &Args, n_vocab: usize) -> Resul
     for (key, value) in source.iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
         metadata.set(key, value.clone());
     }
-    if n_fill == 0 {
+    if let Some(pictures) = pictures {
+        metadata.set("tokenizer.chat_template", pictures.chat_template());
+    }
+    added.extend((n_used..n_vocab).map(|id| (format!("<unused_{id}>"), TOKEN_UNUSED)));
+    if added.is_empty() {
         return Ok(tokens.len());
     }
-    let unused = (tokens.len()..n_vocab).map(|id| format!("<unused_{id}>"));
-    let filled: StringArray = tokens.iter().map(str::to_owned).chain(unused).collect();
+    let n_vocab = tokens.len() + added.len();
+    let filled: StringArray =
+        tokens.iter().chain(added.iter().map(|(token, _)| token.as_str())).map(str::to_owned).collect();
     metadata.set("tokenizer.ggml.tokens", filled);
     let mut types = source.i32s("tokenizer.ggml.token_type").map_err(Error::from)?.unwrap_or_default();
     types.resize(tokens.len(), TOKEN_NORMAL);
-    types.resize(n_vocab, TOKEN_UNUSED);
+    types.extend(added.iter().map(|(_, ty)| ty));
     metadata.set("tokenizer.ggml.token_type", types);
     if let Some(mut scores) = source.f32s("tokenizer.ggml.scores").map_err(Error::from)? {
         scores.resize(n_vocab, UNUSED_SCORE);

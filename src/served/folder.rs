@@ -41,9 +41,10 @@ impl ModelFolders {
         let mut found = BTreeMap::new();
         for folder in &self.folders {
             let files = files_below(folder);
-            for ModelFiles { files, complete, .. } in models(files.iter().map(|file| (file.as_str(), 0))) {
-                let Some(first) = files.first().filter(|_| complete) else { continue };
-                if let Some(name) = name_of(Path::new(first)) {
+            let mut models = models(files.iter().map(|file| (file.as_str(), 0)));
+            models.retain(|model| model.complete && !model.is_mmproj());
+            for ModelFiles { files, .. } in models {
+                if let Some(name) = files.first().and_then(|first| name_of(Path::new(first))) {
                     found.entry(name).or_insert_with(|| files.iter().map(|file| folder.join(file)).collect());
                 }
             }
@@ -108,11 +109,9 @@ fn version(files: &[PathBuf]) -> u64 {
     hasher.finish()
 }
 
-/// The name of the model in a file: without folders, ending and number of the part. `None` if the file is a part of another
-/// model, such as the image projector (`mmproj`).
+/// The name of the model in a file: without folders, ending and number of the part.
 fn name_of(file: &Path) -> Option<String> {
-    let name = without_part(file.file_name()?.to_str()?).to_owned();
-    (!name.to_ascii_lowercase().starts_with("mmproj")).then_some(name)
+    Some(without_part(file.file_name()?.to_str()?).to_owned())
 }
 
 /// Reports a download's progress to a callback.

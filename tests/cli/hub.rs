@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use crate::common::{program, stderr, stdout};
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
+use metal_attention_testing::mmproj;
 use serde_json::Value as Json;
 
 const BUILT_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
@@ -201,10 +202,55 @@ fn pull_prints_the_path_and_list_shows_it() {
     assert_eq!(list["cache"], s.home.path().join("hub").display().to_string());
     let expected = serde_json::json!({
         "name": "hf:tester/tiny-GGUF:stories.gguf", "repo": REPO, "type": "F32", "bytes": 1_054_464,
-        "files": [path("stories.gguf")], "commit": COMMIT, "newest": true, "complete": true,
+        "files": [path("stories.gguf")], "mmproj": null, "commit": COMMIT, "newest": true, "complete": true,
     });
     assert_eq!(list["models"][1], expected);
     assert_eq!(list["unfinished"], serde_json::json!([{"repo": REPO, "bytes": 5}]));
+}
+
+#[test]
+fn a_model_that_sees_pictures_comes_with_its_encoder() {
+    let encoder = mmproj::gemma3(64);
+    let s = Setup::with(&[
+        ("stories-Q4_0.gguf", &built_in()),
+        ("stories-Q8_0.gguf", &built_in()),
+        ("mmproj-model-f16.gguf", &encoder),
+        ("mmproj-model-f32.gguf", &mmproj::gemma3(48)),
+    ]);
+    let picture = s.home.path().join("1.bmp");
+    fs::write(&picture, mmproj::bmp(40, 30, 1)).unwrap();
+    let run = |model: &str| {
+        let picture = picture.to_str().unwrap();
+        s.run(&["run", "-m", model, "--image", picture, "-p", "Once", "-n", "3", "--temp", "0", "--ignore-eos"])
+    };
+    stdout(s.run(&["pull", "--no-mmproj", "tester/tiny-GGUF:Q8_0"]));
+    let errors = stderr(&run("tester/tiny-GGUF:Q8_0"));
+    assert!(
+        errors.contains("`metal-attention pull tester/tiny-GGUF:Q8_0` brings it if its repository has one"),
+        "{errors}"
+    );
+    let output = run("hf:tester/tiny-GGUF:Q4_0");
+    let notes = stderr(&output);
+    assert!(notes.contains("downloading mmproj-model-f16.gguf") && !stdout(output).trim().is_empty(), "{notes}");
+    s.server.requests();
+    assert!(!stdout(run("hf:tester/tiny-GGUF:Q8_0")).trim().is_empty());
+    assert_eq!(s.server.requests(), []);
+    let output = s.run(&["pull", "tester/tiny-GGUF:Q8_0"]);
+    let summary = format!("hf:tester/tiny-GGUF:Q8_0, {:.1} MiB with mmproj-model-f16.gguf", {
+        (built_in().len() + encoder.len()) as f64 / f64::from(1 << 20)
+    });
+    assert!(stderr(&output).contains(&summary), "{}", stderr(&output));
+
+    let list = stdout(s.run(&["list"]));
+    assert_eq!((list.lines().count(), list.matches(" (sees pictures)\n").count()), (4, 2), "{list}");
+    let list: Json = serde_json::from_str(&stdout(s.run(&["list", "--json"]))).unwrap();
+    let file = s.repo().join("snapshots").join(COMMIT).join("mmproj-model-f16.gguf").display().to_string();
+    assert_eq!((&list["models"][0]["mmproj"], list["models"].as_array().unwrap().len()), (&file.as_str().into(), 2));
+    assert_eq!(list["models"][0]["bytes"].as_u64(), Some((built_in().len() + encoder.len()) as u64));
+    let removed = stderr(&s.run(&["rm", "--yes", "tester/tiny-GGUF:Q8_0"]));
+    assert!(!removed.contains("mmproj"), "{removed}");
+    let removed = stderr(&s.run(&["rm", "--yes", "tester/tiny-GGUF"]));
+    assert!(removed.contains("mmproj-model-f16.gguf, ") && !s.repo().exists(), "{removed}");
 }
 
 #[test]

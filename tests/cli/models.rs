@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::{held_out, run, stderr, stdout};
-use metal_attention::gguf::{GgufWriter, Metadata, TensorDecl, TensorType};
+use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
+use metal_attention_testing::mmproj;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -293,4 +294,44 @@ fn perplexity_prints_a_line_per_chunk_and_rejects_short_texts() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("at least 128"), "{}", stderr(&output));
     assert_eq!(run(&["perplexity", "-p", text, "-c", "3"]).status.code(), Some(2));
+}
+
+#[test]
+fn synthesised_models_see_pictures() {
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.path().join("1.bmp"), mmproj::bmp(40, 30, 1)).unwrap();
+    // Shapes, the rows of a picture, and flags.
+    for (shape, rows, flags) in [
+        ("smolvlm-500m", 17 * 64, "--mmproj-layers 1"),
+        ("qwen3-vl-4b", 12, "--mmproj-layers 6 --set rope.dimension_sections=[6,5,5,0]"),
+        ("gemma-3-4b", 256, "--mmproj-layers 1"),
+        (
+            "gemma-4-e4b",
+            77,
+            "--mmproj-layers 1 --set attention.shared_kv_layers=0 --set attention.sliding_window_pattern=[1,1,0]",
+        ),
+    ] {
+        let sizes = "--n-layer 3 --n-embd 64 --n-head 2 --n-head-kv 1 --n-ff 96 --n-vocab 1000";
+        stdout(run_in(
+            &dir,
+            &format!("synth {shape} {sizes} {flags} --type q8_0 -o @/m.gguf --mmproj @/mmproj-m.gguf"),
+        ));
+        let file = GgufFile::read(dir.path().join("mmproj-m.gguf")).unwrap();
+        let ty = |name: &str| file.tensor(name).unwrap().ty();
+        assert_eq!((ty("v.blk.0.ffn_up.weight"), ty("v.position_embd.weight")), (TensorType::F16, TensorType::F32));
+        let chunks = stdout(run_in(&dir, "encode-image -m @/m.gguf --device cpu --image @/1.bmp --json"));
+        let chunks: Value = serde_json::from_str(&chunks).unwrap();
+        let chunks = chunks["chunks"].as_array().unwrap();
+        let n_rows: u64 = chunks.iter().filter_map(|chunk| chunk["tokens"].as_u64()).sum();
+        assert_eq!(n_rows, rows, "{shape}: {chunks:?}");
+        // The texts around them are single tokens of the vocabulary, behind the 512 of the built-in model; 1 is BOS, 13 a line break.
+        let mut ids =
+            chunks.iter().filter_map(|chunk| chunk["ids"].as_array()).flatten().map(|id| id.as_u64().unwrap());
+        assert!(ids.all(|id| id >= 512 || [1, 13].contains(&id)), "{shape}: {chunks:?}");
+        let run = "run -m @/m.gguf --device cpu --image @/1.bmp -p What? -n 2 --temp 0 --ignore-eos";
+        stdout(run_in(&dir, run));
+    }
+    let output = run_in(&dir, "synth smollm-135m -o @/n.gguf --mmproj @/x.gguf");
+    assert!(stderr(&output).contains("--mmproj works with smolvlm-500m, qwen3-vl-4b"), "{}", stderr(&output));
+    assert!(!dir.path().join("n.gguf").exists());
 }

@@ -81,17 +81,20 @@ fn what_is_missing_or_wrong_is_named() {
     fs::write(folder.path().join("cut.bmp"), &mmproj::bmp(40, 30, 1)[..100]).unwrap();
     let error = failed("run -m @/tiny.gguf --image @/cut.bmp -p", "a");
     assert!(error.contains("cut.bmp"), "{error}");
-    // Two encoders whose names begin alike with the model's.
-    fs::write(folder.path().join("tiny-mmproj-f16.gguf"), mmproj::gemma3(64)).unwrap();
+    // Two encoders of one type that have the model's name.
+    fs::write(folder.path().join("mmproj-tiny-f32.gguf"), mmproj::gemma3(64)).unwrap();
     let error = failed("run -m @/tiny.gguf --image @/1.bmp -p", "a");
-    assert!(error.contains("--mmproj") && error.contains("tiny-mmproj-f16.gguf"), "{error}");
-    for name in ["tiny-mmproj-f16.gguf", "tiny-mmproj-f32.gguf"] {
+    assert!(error.contains("--mmproj") && error.contains("mmproj-tiny-f32.gguf"), "{error}");
+    for name in ["mmproj-tiny-f32.gguf", "tiny-mmproj-f32.gguf"] {
         fs::remove_file(folder.path().join(name)).unwrap();
     }
     let error = failed("run -m @/tiny.gguf --image @/1.bmp -p", "a");
     assert!(error.contains("sees no pictures: there is no mmproj file beside it"), "{error}");
+    // A file of another width is not found, but may be named.
     fs::write(folder.path().join("mmproj.gguf"), mmproj::gemma3(48)).unwrap();
     let error = failed("run -m @/tiny.gguf --image @/1.bmp -p", "a");
+    assert!(error.contains("sees no pictures: there is no mmproj file beside it"), "{error}");
+    let error = failed("run -m @/tiny.gguf --mmproj @/mmproj.gguf --image @/1.bmp -p", "a");
     assert!(error.contains("rows of 48 values, and the model reads rows of 64"), "{error}");
 }
 

@@ -156,6 +156,41 @@ const GEMMA_3: ModelShape = ModelShape {
 };
 const GEMMA_3_KEYS: &[(&str, MetadataValue)] =
     &[("attention.sliding_window", U(1024)), ("rope.scaling.type", S("linear")), ("rope.scaling.factor", F(8.0))];
+/// Gemma 4 E4B. Layers with a window have heads of half the width and rotate them whole; the others rotate the first 64 of 256 pairs,
+/// which are those with more than 679 rotations over the context.
+const GEMMA_4_E4B: ModelShape = ModelShape {
+    name: "gemma-4-e4b",
+    architecture: "gemma4",
+    n_layer: 42,
+    n_embd: 2560,
+    n_head: 8,
+    n_head_kv: 2,
+    head_dim: 512,
+    n_ff: 10_240,
+    n_vocab: 262_144,
+    rope_factors: Some(RopeStretch {
+        factor: 1e30,
+        low_freq_factor: 677.0,
+        high_freq_factor: 679.0,
+        n_ctx_orig: 131_072,
+    }),
+    keys: GEMMA_4_E4B_KEYS,
+    ..GEMMA_3
+};
+#[rustfmt::skip]
+const GEMMA_4_E4B_KEYS: &[(&str, MetadataValue)] = &[
+    ("attention.sliding_window", U(512)),
+    ("attention.sliding_window_pattern", L(&[1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0])),
+    ("attention.key_length_swa", U(256)),
+    ("attention.value_length_swa", U(256)),
+    ("attention.shared_kv_layers", U(18)),
+    ("rope.dimension_count_swa", U(256)),
+    ("rope.freq_base_swa", F(10_000.0)),
+    ("embedding_length_per_layer_input", U(256)),
+    ("final_logit_softcapping", F(30.0)),
+];
+const QWEN_3_VL_KEYS: &[(&str, MetadataValue)] =
+    &[("rope.dimension_sections", L(&[24, 20, 20, 0])), ("n_deepstack_layers", U(3))];
 const BERT: ModelShape = ModelShape {
     architecture: "bert",
     n_vocab: 30_522,
@@ -329,6 +364,7 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "smollm-135m", n_layer: 30, n_embd: 576, n_head: 9, n_head_kv: 3, n_ff: 1536, n_vocab: 49_152, ..LLAMA },
     ModelShape { name: "smollm-360m", n_layer: 32, n_embd: 960, n_head: 15, n_head_kv: 5, n_ff: 2560, n_vocab: 49_152, ..LLAMA },
     ModelShape { name: "smollm-1.7b", n_layer: 24, n_embd: 2048, n_head: 32, n_head_kv: 32, n_ff: 8192, n_vocab: 49_152, ..LLAMA },
+    ModelShape { name: "smolvlm-500m", n_layer: 32, n_embd: 960, n_head: 15, n_head_kv: 5, n_ff: 2560, n_vocab: 49_280, n_ctx_train: 8192, rope_freq_base: 100_000.0, tied: false, ..LLAMA },
     ModelShape { name: "tinyllama-1.1b", n_layer: 22, n_embd: 2048, n_head: 32, n_head_kv: 4, n_ff: 5632, n_vocab: 32_000, tied: false, ..LLAMA },
     ModelShape { name: "llama-2-7b", n_layer: 32, n_embd: 4096, n_head: 32, n_head_kv: 32, head_dim: 128, n_ff: 11_008, n_vocab: 32_000, n_ctx_train: 4096, tied: false, ..LLAMA },
     ModelShape { name: "mistral-7b", n_layer: 32, n_embd: 4096, n_head: 32, n_head_kv: 8, head_dim: 128, n_ff: 14_336, n_vocab: 32_768, n_ctx_train: 32_768, rope_freq_base: 1_000_000.0, tied: false, ..LLAMA },
@@ -343,6 +379,7 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "qwen3-4b", n_layer: 36, n_embd: 2560, n_head: 32, n_head_kv: 8, n_ff: 9728, ..QWEN_3 },
     ModelShape { name: "qwen3-8b", n_layer: 36, n_embd: 4096, n_head: 32, n_head_kv: 8, n_ff: 12_288, tied: false, ..QWEN_3 },
     ModelShape { name: "qwen3-30b-a3b", architecture: "qwen3moe", n_layer: 48, n_embd: 2048, n_head: 32, n_head_kv: 4, n_ff: 6144, tied: false, keys: QWEN3_MOE_KEYS, ..QWEN_3 },
+    ModelShape { name: "qwen3-vl-4b", architecture: "qwen3vl", n_layer: 36, n_embd: 2560, n_head: 32, n_head_kv: 8, n_ff: 9728, n_ctx_train: 262_144, rope_freq_base: 5_000_000.0, keys: QWEN_3_VL_KEYS, ..QWEN_3 },
     ModelShape { name: "qwen3-embedding-0.6b", n_layer: 28, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 3072, n_vocab: 151_669, n_ctx_train: 32_768, keys: &[("pooling_type", U(3))], ..QWEN_3 },
     ModelShape { name: "qwen3.5-0.8b", n_layer: 24, n_embd: 1024, n_head: 8, n_head_kv: 2, n_ff: 3584, keys: QWEN_3_5_KEYS, ..QWEN_3_5 },
     ModelShape { name: "qwen3.5-4b", n_layer: 32, n_embd: 2560, n_head: 16, n_head_kv: 4, n_ff: 9216, keys: QWEN_3_5_KEYS_32, ..QWEN_3_5 },
@@ -352,6 +389,7 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "gemma-3-1b", n_layer: 26, n_embd: 1152, n_head: 4, n_head_kv: 1, n_ff: 6912, n_ctx_train: 32_768, keys: &[("attention.sliding_window", U(512))], ..GEMMA_3 },
     ModelShape { name: "gemma-3-4b", n_layer: 34, n_embd: 2560, n_head: 8, n_head_kv: 4, n_ff: 10_240, n_vocab: 262_208, ..GEMMA_3 },
     ModelShape { name: "gemma-3-27b", n_layer: 62, n_embd: 5376, n_head: 32, n_head_kv: 16, head_dim: 128, n_ff: 21_504, n_vocab: 262_208, ..GEMMA_3 },
+    GEMMA_4_E4B,
     ModelShape { name: "gpt-oss-20b", architecture: "gpt-oss", n_layer: 24, n_embd: 2880, n_head: 64, n_head_kv: 8, n_ff: 2880, n_vocab: 201_088, n_ctx_train: 131_072, rope_freq_base: 150_000.0, tied: false, biases: ALL_BIASES, keys: GPT_OSS_KEYS, ..LLAMA },
     ModelShape { name: "phi-4", architecture: "phi3", n_layer: 40, n_embd: 5120, n_head: 40, n_head_kv: 10, head_dim: 128, n_ff: 17_920, n_vocab: 100_352, n_ctx_train: 16_384, rope_freq_base: 250_000.0, tied: false, keys: &[("rope.scaling.original_context_length", U(16_384))], ..LLAMA },
     ModelShape { name: "granite-3.1-1b-a400m", architecture: "granitemoe", n_layer: 24, n_embd: 1024, n_head: 16, n_head_kv: 8, n_ff: 512, n_vocab: 49_155, n_ctx_train: 131_072, rope_freq_base: 1_500_000.0, norm_eps: 1e-6, keys: GRANITE_KEYS, ..LLAMA },

@@ -12,6 +12,7 @@ mod model;
 mod ops;
 mod positions;
 mod run;
+mod shapes;
 mod stages;
 
 pub use crate::architectures::vision::projectors;
@@ -20,6 +21,7 @@ pub use model::{PictureAttention, PictureMarkers, PromptPart, TileMarkers, Visio
 pub use ops::{AttentionSegment, EncoderOps, PrepareEncoder};
 pub use positions::{Angles, Axis, Interpolation, PositionTable};
 pub use run::{EncodedPicture, Pixels};
+pub use shapes::{PictureFamily, PictureShape};
 pub use stages::{
     Block, Clamp, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear, EncoderNorm,
     EncoderTypes, FileWeights, PatchOrder, PatchSpec, QueryAttention, Resampler, Stage,
