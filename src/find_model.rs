@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use metal_attention_hub::choose::{ModelFiles, Unchosen, choose, models};
-use metal_attention_hub::{Environment, Hub, ModelName, Which, is_hub_address, known_model, similar_name};
+use metal_attention_hub::{Environment, Hub, ModelName, Which, is_hub_address, is_mmproj, known_model, similar_name};
 
 use crate::cli_error::CliError;
 use crate::download_progress::DownloadProgress;
@@ -128,7 +128,8 @@ fn in_cache(text: &str) -> Result<Option<ModelName>, CliError> {
             Which::Quant(quant) => model.quant.as_ref().is_some_and(|own| own.eq_ignore_ascii_case(quant)),
             Which::Default | Which::File(_) | Which::Pattern(_) => true,
         };
-        model.is_newest && model.complete && fits && is_called(&format!("{}/{file}", model.name.repo()), name)
+        let is_text_model = model.is_newest && model.complete && !is_mmproj(&file);
+        is_text_model && fits && is_called(&format!("{}/{file}", model.name.repo()), name)
     });
     match &found[..] {
         [] => Ok(None),

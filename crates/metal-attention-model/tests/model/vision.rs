@@ -1,8 +1,8 @@
 //! Picture encoders: the files that are refused, and the page that lists the families.
 
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata};
-use metal_attention_model::ModelError;
-use metal_attention_model::vision::{VisionModel, projectors};
+use metal_attention_model::vision::{PictureFamily, PictureShape, Stage, VisionModel, projectors};
+use metal_attention_model::{ModelError, ModelShape, ModelSpec};
 use metal_attention_testing::{mmproj, root};
 
 /// The page; `UPDATE_VISION=1` writes the table.
@@ -74,4 +74,44 @@ fn every_missing_tensor_and_every_odd_size_is_an_error() {
     let error =
         changed(&mmproj::gemma3(32), "", |metadata| metadata.set("clip.projector_type", "other")).err().unwrap();
     assert!(error.to_string().contains("other"), "{error}");
+}
+
+#[test]
+fn shapes_of_known_models_are_read_back() {
+    for shape in PictureShape::all() {
+        let text = ModelShape::named(shape.text).unwrap();
+        assert_eq!(PictureShape::of(shape.text), Some(shape));
+        // Few blocks, but that of the first deepstack rows.
+        let shape = PictureShape { n_block: shape.n_block.min(6), ..shape.clone() };
+        let tensors = shape.tensors(text.n_embd);
+        let mut writer = GgufWriter::new(Vec::new(), 3, &shape.metadata(text.n_embd), &tensors).unwrap();
+        for tensor in &tensors {
+            let n = tensor.ty.row_bytes(tensor.shape.iter().product());
+            writer.write(&vec![0; n]).unwrap();
+        }
+        let file = GgufFile::from_bytes(&writer.finish().unwrap()).unwrap();
+        let VisionModel { encoder, markers, .. } = VisionModel::from_gguf(&file).unwrap();
+        let n_deepstack = usize::from(matches!(shape.family, PictureFamily::Qwen3Vl { .. }));
+        assert_eq!((encoder.n_embd, encoder.n_deepstack), (text.n_embd, n_deepstack), "{}", shape.text);
+        let is_block = |stage: &&Stage<_>| matches!(stage, Stage::Block(_));
+        assert_eq!(encoder.stages.iter().filter(is_block).count(), shape.n_block);
+        // The texts around pictures are tokens of the vocabulary.
+        let tokens = shape.special_tokens();
+        let around = markers.around.iter().flatten().filter(|text| !text.is_empty());
+        assert!(around.clone().all(|text| tokens.iter().any(|token| token == text)), "{}", shape.text);
+    }
+}
+
+#[test]
+fn models_with_pictures_have_the_published_number_of_parameters() {
+    for (text, parameters) in
+        [("smolvlm-500m", 507_482_304), ("qwen3-vl-4b", 4_437_815_808), ("gemma-3-4b", 4_300_079_472)]
+    {
+        let shape = ModelShape::named(text).unwrap();
+        let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
+        let of_text = shape.tensors(&spec).into_iter().map(|tensor| tensor.shape);
+        let of_pictures = PictureShape::of(text).unwrap().tensors(shape.n_embd).into_iter().map(|tensor| tensor.shape);
+        let n: usize = of_text.chain(of_pictures).map(|shape| shape.iter().product::<usize>()).sum();
+        assert_eq!(n, parameters, "{text}");
+    }
 }
