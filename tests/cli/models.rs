@@ -302,12 +302,12 @@ fn synthesised_models_see_pictures() {
     std::fs::write(dir.path().join("1.bmp"), mmproj::bmp(40, 30, 1)).unwrap();
     // Shapes, the rows of a picture, and flags.
     for (shape, rows, flags) in [
-        ("smolvlm-500m", 17 * 64, "--mmproj-layers 1"),
+        ("smolvlm-500m", 13 * 64, "--mmproj-layers 1"),
         ("qwen3-vl-4b", 12, "--mmproj-layers 6 --set rope.dimension_sections=[6,5,5,0]"),
         ("gemma-3-4b", 256, "--mmproj-layers 1"),
         (
             "gemma-4-e4b",
-            77,
+            80,
             "--mmproj-layers 1 --set attention.shared_kv_layers=0 --set attention.sliding_window_pattern=[1,1,0]",
         ),
     ] {
