@@ -18,7 +18,7 @@ pub fn is_mmproj(file: &str) -> bool {
 ///
 /// Files in the model's folder are preferred, then the one whose name is the model's (without `mmproj`, type and number of the
 /// part), then those whose names begin most like the model's. Of files whose names differ only in the type the order is F16,
-/// BF16, Q8_0, F32, then the smallest.
+/// BF16, `Q8_0`, F32, then the smallest.
 ///
 /// # Errors
 ///
