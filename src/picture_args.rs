@@ -182,5 +182,3 @@ pub fn read_picture(path: &Path) -> Result<Picture, CliError> {
     read.map_err(|why| failed(&why))?;
     Picture::decode(&bytes, &limits).map_err(|why| failed(&why))
 }
-
-}
