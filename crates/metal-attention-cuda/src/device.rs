@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUfunction_attribute, CUmodule, CUresult,
     CUstream,
 };
-use metal_attention_model::Watch;
+use metal_attention_model::{DeviceInfo, Watch};
 
 use crate::CudaError;
 use crate::bounds::{self, KernelArgs};
@@ -251,6 +251,13 @@ impl CudaDevice {
     /// The properties of the GPU.
     pub fn summary(&self) -> &CudaSummary {
         &self.summary
+    }
+
+    /// The GPU as the device of a forward pass or of an encoder.
+    pub(crate) fn info(&self) -> DeviceInfo {
+        let CudaSummary { name, driver, .. } = &self.summary;
+        let driver = format!("CUDA {}.{}", driver / 1000, driver % 1000 / 10);
+        DeviceInfo { kind: "cuda", name: name.clone(), driver: Some(driver), n_threads: 1 }
     }
 
     /// Bytes of device memory that are free now.

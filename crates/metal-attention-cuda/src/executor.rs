@@ -423,9 +423,7 @@ impl Executor for CudaExecutor {
     }
 
     fn device(&self) -> DeviceInfo {
-        let gpu = self.runner.gpu.summary();
-        let driver = format!("CUDA {}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10);
-        DeviceInfo { kind: "cuda", name: gpu.name.clone(), driver: Some(driver), n_threads: 1 }
+        self.runner.gpu.info()
     }
 
     fn cache_groups(&self) -> &CacheGroups {

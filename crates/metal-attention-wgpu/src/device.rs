@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use metal_attention_model::Watch;
+use metal_attention_model::{DeviceInfo, Watch};
 
 use crate::adapter::{AdapterChoice, AdapterSummary, adapters, no_hardware};
 use crate::arena::Slice;
@@ -188,6 +188,12 @@ impl WgpuDevice {
     /// Properties of the adapter that was opened.
     pub fn summary(&self) -> &AdapterSummary {
         &self.summary
+    }
+
+    /// The GPU as the device of a forward pass or of an encoder.
+    pub(crate) fn info(&self) -> DeviceInfo {
+        let AdapterSummary { name, driver, .. } = &self.summary;
+        DeviceInfo { kind: "gpu", name: name.clone(), driver: Some(driver.clone()), n_threads: 1 }
     }
 
     /// The device's features that kernels may use.

@@ -469,8 +469,7 @@ impl Executor for WgpuExecutor {
     }
 
     fn device(&self) -> DeviceInfo {
-        let gpu = self.gpu().summary();
-        DeviceInfo { kind: "gpu", name: gpu.name.clone(), driver: Some(gpu.driver.clone()), n_threads: 1 }
+        self.gpu().info()
     }
 
     fn cache_groups(&self) -> &CacheGroups {

@@ -15,6 +15,7 @@ pub mod host_snapshot;
 mod logits_processor;
 mod memory;
 mod model;
+mod picture_speed;
 mod pictures;
 mod prefix_store;
 mod prompt;
@@ -62,6 +63,7 @@ pub use metal_attention_wgpu as wgpu;
 #[cfg(feature = "wgpu")]
 pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
+pub use picture_speed::{PictureEncoderBench, PreparedPicture};
 pub use pictures::{
     DividedPicture, PictureDivider, PictureEncoder, PictureEncoderPass, PicturePart, PicturePrompt, PictureRows,
     PromptBuilder, TokenLimits,

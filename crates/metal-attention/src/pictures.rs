@@ -2,12 +2,13 @@
 //! of a text.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use metal_attention_gguf::{GgufFile, Value};
 use metal_attention_model::vision::{
-    EncodedPicture, PictureAttention, PictureMarkers, Pixels, PromptPart, VisionModel,
+    EncodedPicture, EncoderWork, PictureAttention, PictureMarkers, Pixels, PromptPart, VisionModel,
 };
-use metal_attention_model::{Mask, ModelSpec, Position};
+use metal_attention_model::{DeviceInfo, Mask, ModelSpec, Position};
 use metal_attention_pictures::{Division, Picture, Preprocessing, normalised};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 use sha2::{Digest, Sha256};
@@ -28,6 +29,19 @@ pub trait PictureEncoderPass: Send {
     ///
     /// Memory that the device lacks, or a cancelled watch.
     fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, Error>;
+
+    /// The operations of encoding pictures of these sizes, `[width, height]` in pixels.
+    fn work(&self, pictures: &[[usize; 2]]) -> EncoderWork;
+
+    /// The time of the matrix products of encoding pictures of these sizes, alone.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`encode`](Self::encode).
+    fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, Error>;
+
+    /// The device.
+    fn device(&self) -> DeviceInfo;
 }
 
 /// The pictures of a text model: an `mmproj` file, set up on a device.

@@ -1,9 +1,11 @@
-//! `bench`: measures the speed of models on devices, prefill and decode apart. `bench roofline` measures the device's limits.
+//! `bench`: measures the speed of models on devices, prefill and decode apart. `bench roofline` measures the device's limits, and
+//! `bench encoder` picture encoders.
 //!
 //! `plan.rs` lists the tests and groups them by the number of sequences; `measure.rs` times one test; `report.rs` holds the
 //! results, which `format.rs` writes and `compare.rs` compares with an earlier report.
 
 mod compare;
+mod encoder;
 mod format;
 mod measure;
 mod model_hash;
@@ -27,8 +29,8 @@ use measure::BenchMeasurement;
 use plan::{BenchPlan, BenchTest, TestGroup};
 use report::{BenchReport, BenchResult, TokensPerSecond};
 
-/// The name of the subcommand; clap takes it for a model if flags come first.
-const ROOFLINE: &str = "roofline";
+/// The names of the subcommands; clap takes them for models if flags come first.
+const SUBCOMMANDS: [&str; 2] = ["encoder", "roofline"];
 
 const AFTER_HELP: &str = "\
 Prefill evaluates a prompt of --seq-lengths tokens from an empty context, all in one call, up to the choice of the next \
@@ -53,7 +55,8 @@ Examples:
   metal-attention bench -m model.gguf --json > before.json
   metal-attention bench -m model.gguf --compare before.json
   metal-attention bench -m model.gguf --profile trace.json
-  metal-attention bench roofline -m model.gguf";
+  metal-attention bench roofline -m model.gguf
+  metal-attention bench encoder --mmproj mmproj.gguf";
 
 /// Measure the speed of models, prefill and decode apart
 #[derive(clap::Args)]
@@ -139,12 +142,14 @@ pub struct Args {
 // The subcommands of `bench`.
 #[derive(clap::Subcommand)]
 enum Command {
+    Encoder(Box<encoder::EncoderArgs>),
     Roofline(Box<roofline::RooflineArgs>),
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     match &args.command {
+        Some(Command::Encoder(args)) => encoder::run(args),
         Some(Command::Roofline(args)) => roofline::run(args),
         None => args.bench(),
     }
@@ -167,10 +172,8 @@ impl Args {
         let earlier = self.compare.as_deref().map(EarlierReport::read).transpose()?;
         let plan = self.plan()?;
         let models = self.models.each();
-        if self.models.has(ROOFLINE) {
-            return Err(CliError::Usage(format!(
-                "{ROOFLINE} comes before its flags: metal-attention bench {ROOFLINE} --json"
-            )));
+        if let Some(name) = SUBCOMMANDS.into_iter().find(|name| self.models.has(name)) {
+            return Err(CliError::Usage(format!("{name} comes before its flags: metal-attention bench {name} --json")));
         }
         let opened = models.iter().map(|model| Ok((model, model.open()?))).collect::<Result<Vec<_>, CliError>>()?;
         let mut run = BenchRun { report: BenchReport::new(self.settings()), profiles: Vec::new(), ctrl_c: None };

@@ -2,12 +2,14 @@
 
 mod attention;
 
+use std::time::Duration;
+
 use metal_attention_gguf::Tensor;
 use metal_attention_model::vision::{
     AttentionSegment, EncodedPicture, Encoder, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps, EncoderTypes,
-    FileWeights, NO_ROW, Pixels, PrepareEncoder,
+    EncoderWork, FileWeights, NO_ROW, Pixels, PrepareEncoder,
 };
-use metal_attention_model::{Activation, NormKind};
+use metal_attention_model::{Activation, DeviceInfo, NormKind};
 
 use crate::activations::Q8Activations;
 use crate::error::CpuError;
@@ -78,6 +80,27 @@ impl CpuEncoder {
     pub fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, CpuError> {
         self.ops.pool.begin();
         self.encoder.run(&mut self.ops, pictures)
+    }
+
+    /// The operations of [`encode`](Self::encode) for pictures of these sizes ([`Encoder::work`]).
+    pub fn work(&self, pictures: &[[usize; 2]]) -> EncoderWork {
+        self.encoder.work(pictures)
+    }
+
+    /// The time of the matrix products alone ([`Encoder::time_products`]).
+    ///
+    /// # Errors
+    ///
+    /// The watch was cancelled.
+    pub fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, CpuError> {
+        self.ops.pool.begin();
+        self.encoder.time_products(&mut self.ops, pictures)
+    }
+
+    /// The instruction set of the kernels, and the threads.
+    pub fn device(&self) -> DeviceInfo {
+        let (name, n_threads) = (self.ops.isa.name().to_owned(), self.ops.pool.n_threads());
+        DeviceInfo { kind: "cpu", name, driver: None, n_threads }
     }
 }
 
@@ -302,9 +325,8 @@ impl EncoderOps for CpuEncoderOps {
         Ok(Rows { values, width })
     }
 
-    fn weighted_sum(&mut self, x: &Rows, rows: &[u32], weights: &Vec<f32>) -> Result<Rows, CpuError> {
+    fn weighted_sum(&mut self, x: &Rows, rows: &[u32], n: usize, weights: &Vec<f32>) -> Result<Rows, CpuError> {
         let width = x.width;
-        let n = weights.len() / width;
         let mut values = vec![0.0; rows.len() / n * width];
         self.for_parts(&mut values, width, |start, out| {
             for (out, rows) in out.chunks_exact_mut(width).zip(rows[start / width * n..].chunks_exact(n)) {

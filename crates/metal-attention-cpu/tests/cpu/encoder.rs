@@ -164,8 +164,8 @@ impl EncoderOps for Plain {
         Ok(Rows { values: (0..x.values.len() / n).map(mean).collect(), width: x.width })
     }
 
-    fn weighted_sum(&mut self, x: &Rows, rows: &[u32], weights: &Vec<f32>) -> Result<Rows, String> {
-        let (width, n) = (x.width, weights.len() / x.width);
+    fn weighted_sum(&mut self, x: &Rows, rows: &[u32], n: usize, weights: &Vec<f32>) -> Result<Rows, String> {
+        let width = x.width;
         let of = |i: usize| {
             let window = rows[i / width * n..][..n].iter().enumerate().filter(|(_, row)| **row != NO_ROW);
             window.map(|(j, &row)| x.row(row as usize)[i % width] * f64::from(weights[j * width + i % width])).sum()

@@ -10,9 +10,13 @@ mod rows;
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use metal_attention_gguf::Tensor;
-use metal_attention_model::vision::{EncodedPicture, Encoder, EncoderTypes, FileWeights, Pixels, PrepareEncoder};
+use metal_attention_model::DeviceInfo;
+use metal_attention_model::vision::{
+    EncodedPicture, Encoder, EncoderTypes, EncoderWork, FileWeights, Pixels, PrepareEncoder,
+};
 
 #[cfg(test)]
 pub(crate) use self::attention::{AttentionPlan, tiles};
@@ -75,6 +79,27 @@ impl CudaEncoder {
         let encoded = self.encoder.run(&mut self.ops, pictures);
         self.ops.free_rows();
         encoded
+    }
+
+    /// The operations of [`encode`](Self::encode) for pictures of these sizes ([`Encoder::work`]).
+    pub fn work(&self, pictures: &[[usize; 2]]) -> EncoderWork {
+        self.encoder.work(pictures)
+    }
+
+    /// The time of the matrix products alone ([`Encoder::time_products`]).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`encode`](Self::encode).
+    pub fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, CudaError> {
+        let time = self.encoder.time_products(&mut self.ops, pictures);
+        self.ops.free_rows();
+        time
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> DeviceInfo {
+        self.ops.device()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use metal_attention_model::DeviceInfo;
 use metal_attention_model::vision::{AttentionSegment, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps};
 
 use super::attention::{self, AttentionPlan};
@@ -45,6 +46,11 @@ impl CudaEncoderOps {
         let zeros = |bytes: usize| gpu.zeros("the picture encoder", bytes as u64);
         let split = [zeros(sums)?, zeros(tickets)?];
         Ok(Self { memory: RowMemory::new(Arc::clone(&gpu)), gpu, kernels, split, exact, n_launches: 0 })
+    }
+
+    /// The GPU.
+    pub(super) fn device(&self) -> DeviceInfo {
+        self.gpu.info()
     }
 
     /// Frees the memory of rows.
@@ -325,8 +331,16 @@ impl EncoderOps for CudaEncoderOps {
         Ok(out)
     }
 
-    fn weighted_sum(&mut self, x: &CudaRows, rows: &[u32], weights: &EncoderVector) -> Result<CudaRows, CudaError> {
-        let n = weights.len / x.width.max(1);
+    fn weighted_sum(
+        &mut self,
+        x: &CudaRows,
+        rows: &[u32],
+        n: usize,
+        weights: &EncoderVector,
+    ) -> Result<CudaRows, CudaError> {
+        if weights.len != n * x.width {
+            return Err(CudaError::UnsupportedPart { part: "a picture encoder whose widths differ" });
+        }
         let out = self.memory.rows(rows.len() / n.max(1), x.width)?;
         self.sum_rows(x, n, Some(rows), Sums { weights: Some(weights), ..PLAIN }, (out.slice(), out.width))?;
         Ok(out)

@@ -14,6 +14,7 @@ mod positions;
 mod run;
 mod shapes;
 mod stages;
+mod work;
 
 pub use crate::architectures::vision::projectors;
 pub use geometry::{Layout, MergeOrder, NO_ROW, Place, RowOrder};
@@ -26,5 +27,6 @@ pub use stages::{
     Block, Clamp, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear, EncoderNorm,
     EncoderTypes, FileWeights, PatchOrder, PatchSpec, QueryAttention, Resampler, Stage,
 };
+pub use work::EncoderWork;
 
 pub(crate) use load::EncoderReader;

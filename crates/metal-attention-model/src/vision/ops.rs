@@ -105,8 +105,13 @@ pub trait EncoderOps {
 
     /// The sum of each `n` rows with the indices `rows` that follow each other, each times its row of `weights`, `[n, width]`, element
     /// by element. [`NO_ROW`](super::NO_ROW) counts as zeros.
-    fn weighted_sum(&mut self, x: &Self::Rows, rows: &[u32], weights: &Vector<Self>)
-    -> Result<Self::Rows, Self::Error>;
+    fn weighted_sum(
+        &mut self,
+        x: &Self::Rows,
+        rows: &[u32],
+        n: usize,
+        weights: &Vector<Self>,
+    ) -> Result<Self::Rows, Self::Error>;
 
     /// Rows of `n` vectors each, `[n, width]`, as `[width, n]`.
     fn interleave(&mut self, x: &Self::Rows, n: usize) -> Result<Self::Rows, Self::Error>;

@@ -29,10 +29,10 @@ pub struct EncodedPicture {
 }
 
 /// Rows of all pictures, one picture after the other.
-struct State<R> {
-    rows: R,
+pub(super) struct State<R> {
+    pub(super) rows: R,
     /// The layout of each picture's rows.
-    layouts: Vec<Layout>,
+    pub(super) layouts: Vec<Layout>,
 }
 
 impl PatchSpec {
@@ -85,7 +85,7 @@ impl<T: super::EncoderTypes> Encoder<T> {
 }
 
 /// Runs `stages` over `state`.
-fn run_stages<O: EncoderOps>(
+pub(super) fn run_stages<O: EncoderOps>(
     ops: &mut O,
     stages: &[Stage<O::Types>],
     state: State<O::Rows>,
@@ -137,7 +137,7 @@ fn run_stages<O: EncoderOps>(
             }
             Stage::Depthwise { side, stride, kernel } => {
                 let windows = rearranged(&mut layouts, |layout| layout.unfold(*side, *stride));
-                rows = ops.weighted_sum(&rows, &windows, kernel)?;
+                rows = ops.weighted_sum(&rows, &windows, side * side, kernel)?;
             }
             Stage::Enlarge { factor } => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.enlarge(*factor))?,
             Stage::QueryAttention(attention) => rows = run_query_attention(ops, attention, &rows, &layouts)?,

@@ -1,7 +1,9 @@
 //! Picture encoders: the files that are refused, and the page that lists the families.
 
-use metal_attention_gguf::{GgufFile, GgufWriter, Metadata};
-use metal_attention_model::vision::{PictureFamily, PictureShape, Stage, VisionModel, projectors};
+use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor};
+use metal_attention_model::vision::{
+    EncoderWork, FileWeights, PictureFamily, PictureShape, PrepareEncoder, Stage, VisionModel, projectors,
+};
 use metal_attention_model::{ModelError, ModelShape, ModelSpec};
 use metal_attention_testing::{mmproj, root};
 
@@ -114,4 +116,53 @@ fn models_with_pictures_have_the_published_number_of_parameters() {
         let n: usize = of_text.chain(of_pictures).map(|shape| shape.iter().product::<usize>()).sum();
         assert_eq!(n, parameters, "{text}");
     }
+}
+
+/// A backend whose weights are those of the file.
+struct Unchanged;
+
+impl PrepareEncoder for Unchanged {
+    type Types = FileWeights;
+    type Error = std::convert::Infallible;
+
+    fn matrix(&mut self, tensor: &Tensor) -> Result<Tensor, Self::Error> {
+        Ok(tensor.clone())
+    }
+
+    fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, Self::Error> {
+        Ok(values)
+    }
+}
+
+#[test]
+fn operations_are_those_counted_by_hand() {
+    // Rows of 16 elements, feed-forwards of 24, two blocks, patches of 3 x 4 x 4 values.
+    let of = |file: &[u8], pictures: &[[usize; 2]]| {
+        let Ok(encoder) =
+            VisionModel::from_gguf(&GgufFile::from_bytes(file).unwrap()).unwrap().encoder.prepare(&mut Unchanged);
+        encoder.work(pictures)
+    };
+    let block = |n: u64| n * (4 * 16 * 16 + 2 * 16 * 24);
+    // 36 patches; their 4 rows of 3 x 3 patches are multiplied by [32, 16].
+    let multiplications = 36 * 48 * 16 + 2 * block(36) + 4 * 16 * 32;
+    let square = EncoderWork {
+        products: 2 * multiplications,
+        attention: 2 * 2 * (36 * 36 * 16 + 36 * 36 * 16),
+        depthwise: 0,
+        n_rows: 4,
+    };
+    assert_eq!(of(&mmproj::gemma3(32), &[[24, 24]]), square);
+    assert_eq!(square.flops(), 2 * (27_648 + 129_024 + 2048) + 165_888);
+    // Pictures do not attend to each other.
+    let twice = EncoderWork { products: 2 * square.products, attention: 2 * square.attention, depthwise: 0, n_rows: 8 };
+    assert_eq!(of(&mmproj::gemma3(32), &[[24, 24], [24, 24]]), twice);
+    // 8 patches in 4 columns; 2 rows of 2 x 2 patches, [24, 64] and [32, 24], beside which the deepstack rows go through [24, 64] and
+    // [32, 24], too.
+    let wide = EncoderWork {
+        products: 2 * (8 * 48 * 16 + 2 * block(8) + 2 * 2 * (64 * 24 + 24 * 32)),
+        attention: 2 * 2 * (8 * 8 * 16 + 8 * 8 * 16),
+        depthwise: 0,
+        n_rows: 2,
+    };
+    assert_eq!(of(&mmproj::qwen3vl(32), &[[16, 8]]), wide);
 }

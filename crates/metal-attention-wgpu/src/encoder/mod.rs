@@ -7,10 +7,14 @@ mod recorder;
 mod rows;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use half::f16;
 use metal_attention_gguf::{Tensor, TensorType};
-use metal_attention_model::vision::{EncodedPicture, Encoder, EncoderTypes, FileWeights, Pixels, PrepareEncoder};
+use metal_attention_model::DeviceInfo;
+use metal_attention_model::vision::{
+    EncodedPicture, Encoder, EncoderTypes, EncoderWork, FileWeights, Pixels, PrepareEncoder,
+};
 use wgpu::Buffer;
 
 use crate::device::WgpuDevice;
@@ -78,6 +82,27 @@ impl WgpuEncoder {
         let encoded = self.encoder.run(&mut self.ops, pictures);
         self.ops.clear();
         encoded
+    }
+
+    /// The operations of [`encode`](Self::encode) for pictures of these sizes ([`Encoder::work`]).
+    pub fn work(&self, pictures: &[[usize; 2]]) -> EncoderWork {
+        self.encoder.work(pictures)
+    }
+
+    /// The time of the matrix products alone ([`Encoder::time_products`]).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`encode`](Self::encode).
+    pub fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, WgpuError> {
+        let time = self.encoder.time_products(&mut self.ops, pictures);
+        self.ops.clear();
+        time
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> DeviceInfo {
+        self.ops.device()
     }
 }
 

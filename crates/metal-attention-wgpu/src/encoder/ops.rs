@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use metal_attention_model::DeviceInfo;
 use metal_attention_model::vision::{AttentionSegment, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps};
 use wgpu::Buffer;
 
@@ -49,6 +50,11 @@ impl WgpuEncoderOps {
             gpu,
             exact,
         }
+    }
+
+    /// The GPU.
+    pub(super) fn device(&self) -> DeviceInfo {
+        self.gpu.info()
     }
 
     /// Forgets what is not submitted, and gives back all memory but that of weights.
@@ -256,10 +262,16 @@ impl EncoderOps for WgpuEncoderOps {
         self.sums(x, x.n_rows() / n.max(1), SummedRows::Mean { n })
     }
 
-    fn weighted_sum(&mut self, x: &WgpuRows, rows: &[u32], weights: &WgpuVector) -> Result<WgpuRows, WgpuError> {
-        let n = weights.len / x.width().max(1);
+    fn weighted_sum(
+        &mut self,
+        x: &WgpuRows,
+        rows: &[u32],
+        n: usize,
+        weights: &WgpuVector,
+    ) -> Result<WgpuRows, WgpuError> {
+        let weights = weights.of(n * x.width())?;
         let indices = self.indices(rows)?;
-        self.sums(x, rows.len() / n.max(1), SummedRows::Listed { rows: &indices, n, weights: Some(&weights.buffer) })
+        self.sums(x, rows.len() / n.max(1), SummedRows::Listed { rows: &indices, n, weights: Some(weights) })
     }
 
     fn interleave(&mut self, x: &WgpuRows, n: usize) -> Result<WgpuRows, WgpuError> {

@@ -1,9 +1,11 @@
 //! Models on the CPU.
 
+use std::time::Duration;
+
 use metal_attention_cpu::{CpuCeilings, CpuEncoder, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_gguf::{GgufFile, Tensor};
-use metal_attention_model::vision::{EncodedPicture, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, ModelSpec};
+use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
+use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, ModelSpec};
 
 use super::{Backend, BackendPass, CeilingEffort, DeviceCeilings, GpuList, Launches, log_memory, mib};
 use crate::memory::available_memory;
@@ -47,6 +49,18 @@ impl Backend for Cpu {
 impl PictureEncoderPass for CpuEncoder {
     fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, Error> {
         Ok(CpuEncoder::encode(self, pictures)?)
+    }
+
+    fn work(&self, pictures: &[[usize; 2]]) -> EncoderWork {
+        CpuEncoder::work(self, pictures)
+    }
+
+    fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, Error> {
+        Ok(CpuEncoder::time_products(self, pictures)?)
+    }
+
+    fn device(&self) -> DeviceInfo {
+        CpuEncoder::device(self)
     }
 }
 

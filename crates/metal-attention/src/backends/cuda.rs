@@ -1,14 +1,15 @@
 //! Models on one or several NVIDIA GPUs through CUDA.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use metal_attention_cuda::{
     CudaCeilings, CudaDevice, CudaEncoder, CudaError, CudaExecutor, CudaForwardPass, CudaSummary,
     TensorParallelExecutor, TensorParallelPass, cuda_summaries,
 };
 use metal_attention_gguf::{GgufFile, Tensor};
-use metal_attention_model::vision::{EncodedPicture, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, ModelSpec, SessionOptions};
+use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
+use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, ModelSpec, SessionOptions};
 
 use super::{
     Backend, BackendPass, CeilingEffort, DeviceCeilings, Gpu, GpuDetails, GpuError, GpuErrorKind, GpuList, Launches,
@@ -63,6 +64,18 @@ impl Backend for Cuda {
 impl PictureEncoderPass for CudaEncoder {
     fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, Error> {
         Ok(CudaEncoder::encode(self, pictures)?)
+    }
+
+    fn work(&self, pictures: &[[usize; 2]]) -> EncoderWork {
+        CudaEncoder::work(self, pictures)
+    }
+
+    fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, Error> {
+        Ok(CudaEncoder::time_products(self, pictures)?)
+    }
+
+    fn device(&self) -> DeviceInfo {
+        CudaEncoder::device(self)
     }
 }
 

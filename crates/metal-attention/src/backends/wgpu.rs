@@ -1,10 +1,11 @@
 //! Models on a GPU through wgpu.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use metal_attention_gguf::{GgufFile, Tensor};
-use metal_attention_model::vision::{EncodedPicture, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, ModelSpec, SessionOptions};
+use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
+use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, ModelSpec, SessionOptions};
 use metal_attention_wgpu::wgpu::{CooperativeScalarType as Scalar, DeviceType, Features};
 use metal_attention_wgpu::{
     AdapterChoice, AdapterSummary, WgpuCeilings, WgpuDevice, WgpuEncoder, WgpuError, WgpuExecutor, WgpuForwardPass,
@@ -67,6 +68,18 @@ impl Backend for Wgpu {
 impl PictureEncoderPass for WgpuEncoder {
     fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, Error> {
         Ok(WgpuEncoder::encode(self, pictures)?)
+    }
+
+    fn work(&self, pictures: &[[usize; 2]]) -> EncoderWork {
+        WgpuEncoder::work(self, pictures)
+    }
+
+    fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, Error> {
+        Ok(WgpuEncoder::time_products(self, pictures)?)
+    }
+
+    fn device(&self) -> DeviceInfo {
+        WgpuEncoder::device(self)
     }
 }
 
