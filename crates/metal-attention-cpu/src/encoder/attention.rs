@@ -1,14 +1,17 @@
 //! Attention of encoders: all queries to all keys. The keys and the values of a head are repacked like the weights of a product,
-//! and scores and results are computed by the kernel of products.
+//! and scores and results are computed by the kernel of products, a block of keys after the other (online softmax, arXiv 1805.02867).
 
+use super::buffers::{Buffers, Rows};
 use crate::kernels::matmul::{PanelSlice, run_panels};
 use crate::packed::PANEL;
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::{Isa, Kernel, LANES, Simd, exp};
 
-/// Queries of a task, whose scores stay in a core's L2 cache.
-const QUERIES: usize = 64;
+/// Queries of a task.
+const QUERIES: usize = 96;
+/// Keys of a block, whole panels. They, their values and the scores of a task stay in a core's L2 cache.
+const KEYS: usize = 512;
 
 /// The heads of rows that attend to each other.
 pub(super) struct Heads<'a> {
@@ -29,33 +32,31 @@ pub(super) struct Heads<'a> {
 }
 
 impl Heads<'_> {
-    /// Writes the results, `[n_queries, width]`.
-    pub(super) fn attend(&self, pool: &ThreadPool, isa: Isa, out: &mut [f32]) {
+    /// Writes the results, `[n_queries, width]`. `buffers` has memory for packed keys and values.
+    pub(super) fn attend(&self, pool: &ThreadPool, isa: Isa, buffers: &Buffers, out: &mut [f32]) {
         let (n_queries, n_keys) = (self.q.len() / self.width, self.k.len() / self.kv_width);
         let (n_head, n_head_kv) = (self.width / self.head_dim, self.kv_width / self.head_dim);
-        let packed: Vec<_> = {
-            let mut packed: Vec<(Vec<f32>, Vec<f32>)> = vec![Default::default(); n_head_kv];
-            let shared = SharedMut::new(&mut packed);
+        let n_key = n_keys.div_ceil(PANEL) * PANEL * self.head_dim;
+        let n_value = self.head_dim.div_ceil(PANEL) * PANEL * n_keys;
+        let mut packed = Rows::new(buffers, n_head_kv, n_key + n_value);
+        let shared = SharedMut::new(&mut packed.values);
+        pool.for_each(n_head_kv, &|head| {
             // SAFETY: each task has its own head.
-            pool.for_each(n_head_kv, &|head| unsafe { shared.slice(head, 1) }[0] = self.pack(head, n_keys));
-            packed
-        };
+            let (keys, values) = unsafe { shared.slice(head * (n_key + n_value), n_key + n_value) }.split_at_mut(n_key);
+            self.pack(head, keys, values);
+        });
         let n_blocks = n_queries.div_ceil(QUERIES);
         let out = SharedMut::new(out);
+        let packed = &packed.values[..];
         pool.for_each(n_head * n_blocks, &|task| {
             let (head, block) = (task / n_blocks, task % n_blocks);
-            let (keys, values) = &packed[head * n_head_kv / n_head];
+            let (keys, values) =
+                packed[head * n_head_kv / n_head * (n_key + n_value)..][..n_key + n_value].split_at(n_key);
             let rows = block * QUERIES..n_queries.min((block + 1) * QUERIES);
-            let (n, first, dim) = (rows.len(), head * self.head_dim, self.head_dim);
+            let (first, dim) = (head * self.head_dim, self.head_dim);
             let queries: Vec<f32> =
                 rows.clone().flat_map(|row| &self.q[row * self.width + first..][..dim]).copied().collect();
-            let mut scores = vec![0.0; n * n_keys];
-            product(isa, keys, dim, &queries, &mut scores, n_keys);
-            for scores in scores.chunks_exact_mut(n_keys) {
-                isa.run(Softmax { scores, scale: self.scale });
-            }
-            let mut results = vec![0.0; n * dim];
-            product(isa, values, n_keys, &scores, &mut results, dim);
+            let results = self.attend_queries(isa, &queries, keys, values, n_keys);
             for (row, result) in rows.zip(results.chunks_exact(dim)) {
                 // SAFETY: each task has its own rows of its head.
                 unsafe { out.slice(row * self.width + first, dim) }.copy_from_slice(result);
@@ -63,62 +64,118 @@ impl Heads<'_> {
         });
     }
 
-    /// The keys of a head as the matrix `[n_keys, head_dim]`, and the values as `[head_dim, n_keys]`, in panels of rows.
-    fn pack(&self, head: usize, n_keys: usize) -> (Vec<f32>, Vec<f32>) {
-        let (dim, first) = (self.head_dim, head * self.head_dim);
-        let mut keys = vec![0.0; n_keys.div_ceil(PANEL) * PANEL * dim];
-        let mut values = vec![0.0; dim.div_ceil(PANEL) * PANEL * n_keys];
-        for key in 0..n_keys {
-            let row = |x: &'_ [f32]| x[key * self.kv_width + first..][..dim].to_vec();
-            for (i, k) in row(self.k).into_iter().enumerate() {
-                keys[(key / PANEL * dim + i) * PANEL + key % PANEL] = k;
+    /// The results of some queries of a head, `[n, head_dim]`, whose keys and values are packed.
+    fn attend_queries(&self, isa: Isa, queries: &[f32], keys: &[f32], values: &[f32], n_keys: usize) -> Vec<f32> {
+        let dim = self.head_dim;
+        let n = queries.len() / dim;
+        let mut scores = vec![0.0; n * n_keys.min(KEYS)];
+        let mut results = vec![0.0; n * dim];
+        let (mut largest, mut sums) = (vec![f32::NEG_INFINITY; n], vec![0.0; n]);
+        for first in (0..n_keys).step_by(KEYS) {
+            let n_block = KEYS.min(n_keys - first);
+            let keys = &keys[first * dim..][..n_block.div_ceil(PANEL) * PANEL * dim];
+            let scores = &mut scores[..n * n_block];
+            product(isa, keys, dim, queries, scores, n_block, false);
+            let rows = scores.chunks_exact_mut(n_block).zip(results.chunks_exact_mut(dim));
+            for ((scores, result), (largest, sum)) in rows.zip(largest.iter_mut().zip(&mut sums)) {
+                isa.run(Softmax { scores, scale: self.scale, result, largest, sum });
             }
-            for (i, v) in row(self.v).into_iter().enumerate() {
-                values[(i / PANEL * n_keys + key) * PANEL + i % PANEL] = v;
+            let panels = dim.div_ceil(PANEL) * PANEL;
+            product(isa, &values[first * panels..][..n_block * panels], n_block, scores, &mut results, dim, true);
+        }
+        for (result, sum) in results.chunks_exact_mut(dim).zip(&sums) {
+            let factor = 1.0 / sum;
+            result.iter_mut().for_each(|v| *v *= factor);
+        }
+        results
+    }
+
+    /// Writes the keys of a head as the matrix `[n_keys, head_dim]` in panels of rows, and the values of each [`KEYS`] keys as the matrix
+    /// `[head_dim, n]`. Elements of panels beyond the matrices are zeros.
+    fn pack(&self, head: usize, keys: &mut [f32], values: &mut [f32]) {
+        let (dim, first) = (self.head_dim, head * self.head_dim);
+        let n_keys = self.k.len() / self.kv_width;
+        for (panel, rows) in keys.chunks_exact_mut(PANEL * dim).zip(self.k.chunks(PANEL * self.kv_width)) {
+            if rows.len() < PANEL * self.kv_width {
+                panel.fill(0.0);
+            }
+            for (lane, row) in rows.chunks_exact(self.kv_width).enumerate() {
+                for (column, k) in panel.chunks_exact_mut(PANEL).zip(&row[first..][..dim]) {
+                    column[lane] = *k;
+                }
             }
         }
-        (keys, values)
+        let n_panels = dim.div_ceil(PANEL);
+        for start in (0..n_keys).step_by(KEYS) {
+            let n = KEYS.min(n_keys - start);
+            let block = &mut values[start * n_panels * PANEL..][..n * n_panels * PANEL];
+            for (i, row) in self.v[start * self.kv_width..][..n * self.kv_width].chunks_exact(self.kv_width).enumerate()
+            {
+                for (panel, v) in row[first..][..dim].chunks(PANEL).enumerate() {
+                    let column = &mut block[(panel * n + i) * PANEL..][..PANEL];
+                    column[..v.len()].copy_from_slice(v);
+                    column[v.len()..].fill(0.0);
+                }
+            }
+        }
     }
 }
 
-/// `y = W x` for rows `x`, `[n, n_in]`, of a matrix `[n_out, n_in]` in panels.
-fn product(isa: Isa, panels: &[f32], n_in: usize, x: &[f32], y: &mut [f32], n_out: usize) {
+/// `y = W x`, or with `accumulate` `y += W x`, for rows `x`, `[n, n_in]`, of a matrix `[n_out, n_in]` in panels.
+fn product(isa: Isa, panels: &[f32], n_in: usize, x: &[f32], y: &mut [f32], n_out: usize, accumulate: bool) {
     let y = SharedMut::new(y);
     // SAFETY: `y` is borrowed by this function alone.
-    run_panels(isa, panels, n_in, x, &unsafe { PanelSlice::whole(&y, x.len() / n_in, n_out) });
+    run_panels(isa, panels, n_in, x, &unsafe { PanelSlice::whole(&y, x.len() / n_in, n_out, accumulate) });
 }
 
-/// `scores = softmax(scale * scores)`
+/// A block of the scores of a query: `scores = exp(scale * scores - largest)`, with the largest scaled score so far. `sum` becomes the
+/// sum of all these so far, and the result of the earlier blocks is brought to the same `largest`.
 struct Softmax<'a> {
     scores: &'a mut [f32],
     scale: f32,
+    /// `[head_dim]`
+    result: &'a mut [f32],
+    /// Negative infinity before the first block.
+    largest: &'a mut f32,
+    sum: &'a mut f32,
 }
 
 impl Kernel for Softmax<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { scores, scale } = self;
-        let largest = scores.iter().fold(f32::NEG_INFINITY, |largest, v| largest.max(scale * v));
+        let Self { scores, scale, result, largest, sum } = self;
         let whole = scores.len() / LANES * LANES;
         let after = scores.len() - whole;
-        // SAFETY: vectors lie inside the slice; the caller vouches for the instruction set.
+        // SAFETY: vectors lie inside the slices; the caller vouches for the instruction set.
         unsafe {
-            let (scales, largest_of_all) = (S::f_splat(scale), S::f_splat(-largest));
+            let scales = S::f_splat(scale);
+            let mut most = S::f_splat(*largest);
+            for i in (0..whole).step_by(LANES) {
+                most = S::f_max(most, S::f_mul(S::f_load(scores.as_ptr().add(i)), scales));
+            }
+            let now = scores[whole..].iter().fold(S::f_largest(most), |most, v| most.max(scale * v));
+            if *largest > f32::NEG_INFINITY && now > *largest {
+                let mut factor = [0.0; LANES];
+                S::f_store(factor.as_mut_ptr(), exp::<S>(S::f_splat(*largest - now)));
+                *sum *= factor[0];
+                for v in result {
+                    *v *= factor[0];
+                }
+            }
+            *largest = now;
+            let negative = S::f_splat(-now);
             let mut sums = S::f_splat(0.0);
             for i in (0..whole).step_by(LANES) {
                 let p = scores.as_mut_ptr().add(i);
-                let v = exp::<S>(S::f_fma(S::f_load(p), scales, largest_of_all));
+                let v = exp::<S>(S::f_fma(S::f_load(p), scales, negative));
                 sums = S::f_add(sums, v);
                 S::f_store(p, v);
             }
             let mut rest = [0.0; LANES];
             rest[..after].copy_from_slice(&scores[whole..]);
-            S::f_store(rest.as_mut_ptr(), exp::<S>(S::f_fma(S::f_load(rest.as_ptr()), scales, largest_of_all)));
+            S::f_store(rest.as_mut_ptr(), exp::<S>(S::f_fma(S::f_load(rest.as_ptr()), scales, negative)));
             scores[whole..].copy_from_slice(&rest[..after]);
-            let factor = 1.0 / (S::f_sum(sums) + scores[whole..].iter().sum::<f32>());
-            for v in scores {
-                *v *= factor;
-            }
+            *sum += S::f_sum(sums) + scores[whole..].iter().sum::<f32>();
         }
     }
 }

@@ -1,6 +1,7 @@
 //! [`CpuEncoder`]: an encoder of pictures on the CPU, whose operations are the kernels of the forward pass.
 
 mod attention;
+mod buffers;
 
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use metal_attention_model::vision::{
 };
 use metal_attention_model::{Activation, DeviceInfo, NormKind};
 
+use self::buffers::{Buffers, Rows};
 use crate::activations::Q8Activations;
 use crate::error::CpuError;
 use crate::executor::CpuOptions;
@@ -48,6 +50,7 @@ pub struct CpuEncoder {
 /// Threads and buffers.
 struct CpuEncoderOps {
     pool: ThreadPool,
+    buffers: Buffers,
     isa: Isa,
     q8: Q8Activations,
 }
@@ -69,17 +72,22 @@ impl CpuEncoder {
             return Err(CpuError::Cancelled);
         }
         let isa = cpu.isa.unwrap_or_else(Isa::best);
-        Ok(Self { encoder, ops: CpuEncoderOps { pool, isa, q8: Q8Activations::default() } })
+        Ok(Self {
+            encoder,
+            ops: CpuEncoderOps { pool, buffers: Buffers::default(), isa, q8: Q8Activations::default() },
+        })
     }
 
-    /// Encodes pictures, all together.
+    /// Encodes pictures, all together. The memory for their rows is given back at the end.
     ///
     /// # Errors
     ///
     /// The watch was cancelled.
     pub fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, CpuError> {
         self.ops.pool.begin();
-        self.encoder.run(&mut self.ops, pictures)
+        let encoded = self.encoder.run(&mut self.ops, pictures);
+        self.ops.buffers.clear();
+        encoded
     }
 
     /// The operations of [`encode`](Self::encode) for pictures of these sizes ([`Encoder::work`]).
@@ -94,7 +102,9 @@ impl CpuEncoder {
     /// The watch was cancelled.
     pub fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, CpuError> {
         self.ops.pool.begin();
-        self.encoder.time_products(&mut self.ops, pictures)
+        let time = self.encoder.time_products(&mut self.ops, pictures);
+        self.ops.buffers.clear();
+        time
     }
 
     /// The instruction set of the kernels, and the threads.
@@ -123,19 +133,6 @@ impl PrepareEncoder for Prepare<'_> {
 
     fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, CpuError> {
         Ok(values)
-    }
-}
-
-/// Rows, `[n_rows, width]`.
-#[derive(Debug, Clone)]
-struct Rows {
-    values: Vec<f32>,
-    width: usize,
-}
-
-impl Rows {
-    fn n_rows(&self) -> usize {
-        self.values.len() / self.width
     }
 }
 
@@ -192,7 +189,7 @@ impl EncoderOps for CpuEncoderOps {
     type Error = CpuError;
 
     fn upload(&mut self, values: &[f32], width: usize) -> Result<Rows, CpuError> {
-        Ok(Rows { values: values.to_vec(), width })
+        Ok(Rows::of(&self.buffers, values, width))
     }
 
     fn read(&mut self, rows: &Rows) -> Result<Vec<f32>, CpuError> {
@@ -203,12 +200,13 @@ impl EncoderOps for CpuEncoderOps {
         rows.width
     }
 
-    fn reshape(&mut self, rows: Rows, width: usize) -> Rows {
-        Rows { width, ..rows }
+    fn reshape(&mut self, mut rows: Rows, width: usize) -> Rows {
+        rows.width = width;
+        rows
     }
 
     fn copy(&mut self, rows: &Rows) -> Result<Rows, CpuError> {
-        Ok(rows.clone())
+        Ok(Rows::of(&self.buffers, &rows.values, rows.width))
     }
 
     fn linear(&mut self, x: &Rows, linear: &EncoderLinear<CpuEncoderTypes>) -> Result<Rows, CpuError> {
@@ -216,25 +214,27 @@ impl EncoderOps for CpuEncoderOps {
             return Err(CpuError::Cancelled);
         }
         let (n_rows, n_out) = (x.n_rows(), linear.n_out);
-        let mut y = match &linear.bias {
-            Some(bias) => bias.repeat(n_rows),
-            None => vec![0.0; n_rows * n_out],
-        };
+        let mut y = Rows::new(&self.buffers, n_rows, n_out);
+        if let Some(bias) = &linear.bias {
+            self.for_parts(&mut y.values, n_out, |_, y| {
+                y.chunks_exact_mut(n_out).for_each(|row| row.copy_from_slice(bias));
+            });
+        }
         let within = linear.clamp.map(|clamp| clamped(&x.values, clamp.input));
         let product =
-            MatmulOp { matrix: &linear.matrix.0, rows: 0..n_rows, y: &mut y, accumulate: linear.bias.is_some() };
+            MatmulOp { matrix: &linear.matrix.0, rows: 0..n_rows, y: &mut y.values, accumulate: linear.bias.is_some() };
         matmul(&self.pool, self.isa, within.as_ref().unwrap_or(&x.values), &mut self.q8, &mut [product]);
         if let Some(clamp) = linear.clamp {
-            y = clamped(&y, clamp.output);
+            y.values = clamped(&y.values, clamp.output);
         }
-        Ok(Rows { values: y, width: n_out })
+        Ok(y)
     }
 
     fn norm(&mut self, x: &Rows, norm: &EncoderNorm<CpuEncoderTypes>) -> Result<Rows, CpuError> {
         let (width, eps, isa) = (norm.width, norm.eps, self.isa);
         let (weight, bias) = (&norm.weight[..], norm.bias.as_deref());
-        let mut out = vec![0.0; x.values.len()];
-        self.for_parts(&mut out, width, |start, out| {
+        let mut out = Rows::new(&self.buffers, x.n_rows(), x.width);
+        self.for_parts(&mut out.values, width, |start, out| {
             let rows = x.values[start..][..out.len()].chunks_exact(width);
             for (x, out) in rows.zip(out.chunks_exact_mut(width)) {
                 match norm.kind {
@@ -248,7 +248,7 @@ impl EncoderOps for CpuEncoderOps {
                 }
             }
         });
-        Ok(Rows { values: out, width: x.width })
+        Ok(out)
     }
 
     fn activate(&mut self, x: &mut Rows, activation: EncoderActivation) -> Result<(), CpuError> {
@@ -289,46 +289,62 @@ impl EncoderOps for CpuEncoderOps {
 
     fn gather(&mut self, x: &Rows, rows: &[u32]) -> Result<Rows, CpuError> {
         let width = x.width;
-        let mut values = vec![0.0; rows.len() * width];
-        self.for_parts(&mut values, width, |start, out| {
+        let mut y = Rows::new(&self.buffers, rows.len(), width);
+        self.for_parts(&mut y.values, width, |start, out| {
             for (out, &row) in out.chunks_exact_mut(width).zip(&rows[start / width..]) {
-                if row != NO_ROW {
+                if row == NO_ROW {
+                    out.fill(0.0);
+                } else {
                     out.copy_from_slice(&x.values[row as usize * width..][..width]);
                 }
             }
         });
-        Ok(Rows { values, width })
+        Ok(y)
     }
 
     fn join_rows(&mut self, x: &Rows, y: &Rows) -> Result<Rows, CpuError> {
-        Ok(Rows { values: [&x.values[..], &y.values].concat(), width: x.width })
+        let mut both = Rows::new(&self.buffers, x.n_rows() + y.n_rows(), x.width);
+        let (first, second) = both.values.split_at_mut(x.values.len());
+        first.copy_from_slice(&x.values);
+        second.copy_from_slice(&y.values);
+        Ok(both)
     }
 
     fn join_columns(&mut self, parts: &[&Rows]) -> Result<Rows, CpuError> {
         let n_rows = parts.first().map_or(0, |part| part.n_rows());
         let width = parts.iter().map(|part| part.width).sum();
-        let mut values = Vec::with_capacity(n_rows * width);
-        for row in 0..n_rows {
-            for part in parts {
-                values.extend_from_slice(&part.values[row * part.width..][..part.width]);
+        let mut y = Rows::new(&self.buffers, n_rows, width);
+        self.for_parts(&mut y.values, width, |start, out| {
+            for (i, mut out) in out.chunks_exact_mut(width).enumerate() {
+                for part in parts {
+                    let (own, rest) = out.split_at_mut(part.width);
+                    own.copy_from_slice(&part.values[(start / width + i) * part.width..][..part.width]);
+                    out = rest;
+                }
             }
-        }
-        Ok(Rows { values, width })
+        });
+        Ok(y)
     }
 
     fn mean(&mut self, x: &Rows, n: usize) -> Result<Rows, CpuError> {
         let width = x.width;
-        let mut values = Vec::with_capacity(x.values.len() / n);
-        for rows in x.values.chunks_exact(n * width) {
-            values.extend((0..width).map(|i| rows.iter().skip(i).step_by(width).sum::<f32>() / n as f32));
-        }
-        Ok(Rows { values, width })
+        let mut y = Rows::new(&self.buffers, x.n_rows() / n, width);
+        self.for_parts(&mut y.values, width, |start, out| {
+            let rows = x.values[start * n..].chunks_exact(n * width);
+            for (rows, out) in rows.zip(out.chunks_exact_mut(width)) {
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = rows.iter().skip(i).step_by(width).sum::<f32>() / n as f32;
+                }
+            }
+        });
+        Ok(y)
     }
 
     fn weighted_sum(&mut self, x: &Rows, rows: &[u32], n: usize, weights: &Vec<f32>) -> Result<Rows, CpuError> {
         let width = x.width;
-        let mut values = vec![0.0; rows.len() / n * width];
-        self.for_parts(&mut values, width, |start, out| {
+        let mut y = Rows::new(&self.buffers, rows.len() / n, width);
+        self.for_parts(&mut y.values, width, |start, out| {
+            out.fill(0.0);
             for (out, rows) in out.chunks_exact_mut(width).zip(rows[start / width * n..].chunks_exact(n)) {
                 for (&row, weights) in rows.iter().zip(weights.chunks_exact(width)).filter(|(row, _)| **row != NO_ROW) {
                     let row = &x.values[row as usize * width..][..width];
@@ -336,13 +352,13 @@ impl EncoderOps for CpuEncoderOps {
                 }
             }
         });
-        Ok(Rows { values, width })
+        Ok(y)
     }
 
     fn interleave(&mut self, x: &Rows, n: usize) -> Result<Rows, CpuError> {
         let width = x.width / n;
-        let mut values = vec![0.0; x.values.len()];
-        self.for_parts(&mut values, x.width, |start, out| {
+        let mut y = Rows::new(&self.buffers, x.n_rows(), x.width);
+        self.for_parts(&mut y.values, x.width, |start, out| {
             let rows = x.values[start..][..out.len()].chunks_exact(x.width);
             for (x, out) in rows.zip(out.chunks_exact_mut(x.width)) {
                 for (i, out) in out.iter_mut().enumerate() {
@@ -350,7 +366,7 @@ impl EncoderOps for CpuEncoderOps {
                 }
             }
         });
-        Ok(Rows { values, width: x.width })
+        Ok(y)
     }
 
     fn rotate(&mut self, x: &mut Rows, table: &Rows, head_dim: usize, block: usize) -> Result<(), CpuError> {
@@ -381,7 +397,7 @@ impl EncoderOps for CpuEncoderOps {
         scale: f32,
         segments: &[AttentionSegment],
     ) -> Result<Rows, CpuError> {
-        let mut out = vec![0.0; q.values.len()];
+        let mut out = Rows::new(&self.buffers, q.n_rows(), q.width);
         for segment in segments {
             if self.pool.is_cancelled() {
                 return Err(CpuError::Cancelled);
@@ -396,8 +412,8 @@ impl EncoderOps for CpuEncoderOps {
                 head_dim,
                 scale,
             };
-            heads.attend(&self.pool, self.isa, &mut out[rows(q, &segment.queries)]);
+            heads.attend(&self.pool, self.isa, &self.buffers, &mut out.values[rows(q, &segment.queries)]);
         }
-        Ok(Rows { values: out, width: q.width })
+        Ok(out)
     }
 }

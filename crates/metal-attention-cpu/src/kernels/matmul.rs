@@ -108,7 +108,8 @@ impl<'a> PanelSlice<'a> {
         Self { panels, first_row: rows.start, n_tokens: rows.len(), n_out, y, accumulate }
     }
 
-    /// All panels of a product with the output `y`, `[n_tokens, n_out]`.
+    /// All panels of a product with the output `y`, `[n_tokens, n_out]`, to which results are added (`accumulate`) or which they
+    /// replace.
     ///
     /// # Safety
     ///
@@ -117,10 +118,10 @@ impl<'a> PanelSlice<'a> {
     /// # Panics
     ///
     /// When `y` is shorter.
-    pub(crate) unsafe fn whole(y: &'a SharedMut<'a, f32>, n_tokens: usize, n_out: usize) -> Self {
+    pub(crate) unsafe fn whole(y: &'a SharedMut<'a, f32>, n_tokens: usize, n_out: usize, accumulate: bool) -> Self {
         let _ = y.at(n_tokens * n_out);
         // SAFETY: `y` has that length, and is used by this slice alone.
-        unsafe { Self::new(0..n_out.div_ceil(PANEL), &(0..n_tokens), n_out, y, false) }
+        unsafe { Self::new(0..n_out.div_ceil(PANEL), &(0..n_tokens), n_out, y, accumulate) }
     }
 
     /// The first row of the input.

@@ -13,16 +13,36 @@ use crate::simd::{Isa, Kernel, Simd, prefetch};
 
 /// Columns that have a partial sum of their own, which keeps the rounding errors of long rows small.
 const BLOCK: usize = 128;
-/// Bytes of activations that stay in a core's L2 cache beside a panel.
-const ACTIVATIONS: usize = 256 << 10;
+/// Tokens that are multiplied by all panels before the next ones, which come from the L3 cache. A multiple of 24.
+const CHUNK: usize = 288;
+/// Tokens from which on weights of 16 bits are converted once for all tokens of a chunk instead of in each tile.
+const MIN_CONVERTED: usize = 96;
+/// Panels that are converted at a time: those of a tile.
+const CONVERTED: usize = 2;
 /// Columns from the weights that are read to those that are prefetched.
 const PREFETCH: usize = 64;
 
 /// Computes a slice of the product of a repacked matrix of floats `ty` and `x`, `[n_tokens, n_in]`.
 pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, ty: FloatType, x: &[f32], slice: &PanelSlice<'_>) {
     fn with<W: FloatElement>(isa: Isa, matrix: &PackedMatrix, x: &[f32], slice: &PanelSlice<'_>) {
-        let weights = matrix.panels(slice.panels()).as_ptr().cast::<W>();
-        isa.run(FloatProduct { slice, panels: slice.panels(), weights, x, n_in: matrix.n_in });
+        let (n_in, n_tokens, all) = (matrix.n_in, slice.n_tokens(), slice.panels());
+        let weights = |panels: Range<usize>| matrix.panels(panels).as_ptr().cast::<W>();
+        if W::IS_F32 || n_tokens < MIN_CONVERTED {
+            let (weights, panels) = (weights(all.clone()), all);
+            isa.run(FloatProduct { slice, panels, tokens: 0..n_tokens, weights, x, n_in });
+            return;
+        }
+        let mut converted = vec![0.0; CONVERTED * n_in * PANEL];
+        for first in (0..n_tokens).step_by(CHUNK) {
+            for panel in all.clone().step_by(CONVERTED) {
+                let panels = panel..all.end.min(panel + CONVERTED);
+                let out = &mut converted[..panels.len() * n_in * PANEL];
+                // SAFETY: these panels have as many weights.
+                isa.run(unsafe { Conversion::new(weights(panels.clone()), out) });
+                let (tokens, weights) = (first..n_tokens.min(first + CHUNK), converted.as_ptr());
+                isa.run(FloatProduct { slice, panels, tokens, weights, x, n_in });
+            }
+        }
     }
     let lengths = (matrix.n_in * slice.n_tokens(), matrix.n_out);
     assert_eq!(lengths, (x.len(), slice.n_out()), "the matrix and the input of the product");
@@ -38,7 +58,7 @@ pub(crate) fn run_panels(isa: Isa, panels: &[f32], n_in: usize, x: &[f32], slice
     let lengths = (n_in * slice.n_tokens(), slice.n_out().div_ceil(PANEL) * PANEL * n_in);
     assert_eq!(lengths, (x.len(), panels.len()), "the matrix and the input of the product");
     let weights = panels[slice.panels().start * PANEL * n_in..].as_ptr();
-    isa.run(FloatProduct { slice, panels: slice.panels(), weights, x, n_in });
+    isa.run(FloatProduct { slice, panels: slice.panels(), tokens: 0..slice.n_tokens(), weights, x, n_in });
 }
 
 /// Computes a slice of the product of a quantised matrix in the file, dequantised panel by panel, and `x`, `[n_tokens, n_in]`.
@@ -54,13 +74,16 @@ pub(crate) fn run_dequantized(isa: Isa, tensor: &Tensor, x: &[f32], slice: &Pane
                 weights[lane] = *w;
             }
         }
-        let (panels, weights) = (panel..panel + 1, weights.as_ptr());
-        isa.run(FloatProduct { slice, panels, weights, x, n_in });
+        let (panels, tokens, weights) = (panel..panel + 1, 0..slice.n_tokens(), weights.as_ptr());
+        isa.run(FloatProduct { slice, panels, tokens, weights, x, n_in });
     }
 }
 
 /// An element type of a float matrix.
 trait FloatElement: Copy {
+    /// Whether it needs no conversion.
+    const IS_F32: bool;
+
     /// Loads 16 elements as F32.
     ///
     /// # Safety
@@ -70,6 +93,8 @@ trait FloatElement: Copy {
 }
 
 impl FloatElement for f32 {
+    const IS_F32: bool = true;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait requires.
@@ -78,6 +103,8 @@ impl FloatElement for f32 {
 }
 
 impl FloatElement for f16 {
+    const IS_F32: bool = false;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait requires; f16 is a transparent u16.
@@ -86,6 +113,8 @@ impl FloatElement for f16 {
 }
 
 impl FloatElement for bf16 {
+    const IS_F32: bool = false;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait requires; bf16 is a transparent u16.
@@ -93,11 +122,41 @@ impl FloatElement for bf16 {
     }
 }
 
-/// The kernel for some panels and all tokens of a slice.
+/// Converts weights to F32.
+struct Conversion<'a, W> {
+    /// As many weights as `out` has elements, whole vectors, valid while this kernel runs.
+    weights: *const W,
+    out: &'a mut [f32],
+}
+
+impl<'a, W> Conversion<'a, W> {
+    /// The conversion of `weights` to `out`.
+    ///
+    /// # Safety
+    ///
+    /// There are as many weights as `out` has elements, and that number is a multiple of [`PANEL`].
+    unsafe fn new(weights: *const W, out: &'a mut [f32]) -> Self {
+        Self { weights, out }
+    }
+}
+
+impl<W: FloatElement> Kernel for Conversion<'_, W> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for i in (0..self.out.len()).step_by(PANEL) {
+            // SAFETY: the vectors lie inside the weights and `out`, as the constructor requires.
+            unsafe { S::f_store(self.out.as_mut_ptr().add(i), W::load::<S>(self.weights.add(i))) };
+        }
+    }
+}
+
+/// The kernel for some panels and some tokens of a slice.
 struct FloatProduct<'a, W> {
     slice: &'a PanelSlice<'a>,
     /// The panels to compute, some of those of the slice.
     panels: Range<usize>,
+    /// The tokens to compute.
+    tokens: Range<usize>,
     /// The weights of these panels, `[n_in, PANEL]` each, valid while this kernel runs.
     weights: *const W,
     /// `[n_tokens, n_in]`
@@ -108,10 +167,8 @@ struct FloatProduct<'a, W> {
 impl<W: FloatElement> Kernel for FloatProduct<'_, W> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // As many tokens at a time as keep their activations in the L2 cache while all panels are multiplied.
-        let n_tokens = (ACTIVATIONS / (4 * self.n_in)).max(24) / 24 * 24;
-        for first in (0..self.slice.n_tokens()).step_by(n_tokens) {
-            let end = self.slice.n_tokens().min(first + n_tokens);
+        for first in self.tokens.clone().step_by(CHUNK) {
+            let end = self.tokens.end.min(first + CHUNK);
             // SAFETY: panels and tokens are in range.
             unsafe {
                 // As many sums at a time as fit the registers; with few tokens, of several panels.
