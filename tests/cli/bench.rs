@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::common::{has_gpu, run, stderr, stdout};
+use metal_attention_testing::mmproj;
 use serde_json::{Value, json};
 
 /// Runs `bench` on the CPU, with few iterations and short decodes unless `args` set them.
@@ -254,10 +255,53 @@ fn the_profile_has_a_process_for_every_test() {
 }
 
 #[test]
-fn flags_of_bench_before_the_subcommand_roofline_are_rejected() {
-    let output = run(&["bench", "--json", "roofline"]);
-    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-    assert!(stderr(&output).contains("roofline"), "{}", stderr(&output));
+fn flags_of_bench_before_a_subcommand_are_rejected() {
+    for name in ["encoder", "roofline"] {
+        let output = run(&["bench", "--json", name]);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(name), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_encoder_is_measured_against_its_products() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, image) = (folder.path().join("mmproj.gguf"), folder.path().join("image.bmp"));
+    std::fs::write(&file, mmproj::gemma3(32)).unwrap();
+    std::fs::write(&image, mmproj::bmp(30, 20, 1)).unwrap();
+    let flags =
+        ["bench", "encoder", "--device", "cpu", "-t", "1", "--iterations", "3", "--mmproj", file.to_str().unwrap()];
+    let report: Value = serde_json::from_str(&stdout(run(&[&flags[..], &["--json"]].concat()))).unwrap();
+    let number = |report: &Value, key: &str| report[key].as_f64().unwrap_or_else(|| panic!("{key} of {report}"));
+    assert_eq!((&report["device"]["kind"], &report["device"]["threads"]), (&"cpu".into(), &1.into()));
+    assert_eq!((&report["mmproj"], &report["n_rows"]), (&"mmproj.gguf".into(), &4.into()));
+    assert_eq!(report["picture"]["parts"], serde_json::json!([[24, 24]]));
+    assert_eq!((&report["picture"]["width"], &report["decode_ms"]), (&1024.into(), &Value::Null));
+    // Counted in crates/metal-attention-model/tests/model/vision.rs.
+    let operations = [("products", 2 * (27_648 + 129_024 + 2048)), ("attention", 165_888), ("depthwise", 0)];
+    for (key, n) in operations {
+        assert!((number(&report["operations"], key) - f64::from(n) / 1e9).abs() < 1e-12, "{key} of {report}");
+    }
+    for (rate, time, n) in [
+        ("encoder_gflops", "encoder_ms", 2 * (27_648 + 129_024 + 2048) + 165_888),
+        ("products_gflops", "products_ms", 2 * (27_648 + 129_024 + 2048)),
+    ] {
+        assert_eq!(report[time]["samples"].as_array().unwrap().len(), 3);
+        let expected = f64::from(n) / 1e6 / number(&report[time], "median");
+        assert!((number(&report, rate) / expected - 1.0).abs() < 1e-9, "{rate} of {report}");
+    }
+    let ratio = number(&report, "encoder_gflops") / number(&report, "products_gflops");
+    assert!((number(&report, "ratio") / ratio - 1.0).abs() < 1e-9, "{report}");
+    let text = stdout(run(&[&flags[..], &["--image", image.to_str().unwrap()]].concat()));
+    for part in [
+        "mmproj.gguf: 30 x 20 pixels, 4 rows in 1 part(s)",
+        "  reading the picture ",
+        "  encoder ",
+        "  products alone ",
+        "  ratio ",
+    ] {
+        assert!(text.contains(part), "{part:?}: {text}");
+    }
 }
 
 #[cfg(unix)]

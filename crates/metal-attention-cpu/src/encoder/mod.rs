@@ -17,7 +17,7 @@ use crate::activations::Q8Activations;
 use crate::error::CpuError;
 use crate::executor::CpuOptions;
 use crate::kernels::elementwise::{Activate, LayerNorm, RmsNorm};
-use crate::kernels::matmul::{MatmulOp, WeightMatrix, matmul};
+use crate::kernels::matmul::{MatmulOp, WeightMatrix, matmul_with_bias};
 use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
@@ -215,15 +215,10 @@ impl EncoderOps for CpuEncoderOps {
         }
         let (n_rows, n_out) = (x.n_rows(), linear.n_out);
         let mut y = Rows::new(&self.buffers, n_rows, n_out);
-        if let Some(bias) = &linear.bias {
-            self.for_parts(&mut y.values, n_out, |_, y| {
-                y.chunks_exact_mut(n_out).for_each(|row| row.copy_from_slice(bias));
-            });
-        }
         let within = linear.clamp.map(|clamp| clamped(&x.values, clamp.input));
-        let product =
-            MatmulOp { matrix: &linear.matrix.0, rows: 0..n_rows, y: &mut y.values, accumulate: linear.bias.is_some() };
-        matmul(&self.pool, self.isa, within.as_ref().unwrap_or(&x.values), &mut self.q8, &mut [product]);
+        let product = MatmulOp { matrix: &linear.matrix.0, rows: 0..n_rows, y: &mut y.values, accumulate: false };
+        let (x, bias) = (within.as_ref().unwrap_or(&x.values), linear.bias.as_deref());
+        matmul_with_bias(&self.pool, self.isa, x, &mut self.q8, &mut [product], bias);
         if let Some(clamp) = linear.clamp {
             y.values = clamped(&y.values, clamp.output);
         }

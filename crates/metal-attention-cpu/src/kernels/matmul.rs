@@ -90,6 +90,8 @@ pub(crate) struct PanelSlice<'a> {
     y: &'a SharedMut<'a, f32>,
     /// Whether results are added to `y` instead of replacing it.
     accumulate: bool,
+    /// What is added to each row, `[n_out]`.
+    bias: Option<&'a [f32]>,
 }
 
 impl<'a> PanelSlice<'a> {
@@ -105,7 +107,7 @@ impl<'a> PanelSlice<'a> {
         y: &'a SharedMut<'a, f32>,
         accumulate: bool,
     ) -> Self {
-        Self { panels, first_row: rows.start, n_tokens: rows.len(), n_out, y, accumulate }
+        Self { panels, first_row: rows.start, n_tokens: rows.len(), n_out, y, accumulate, bias: None }
     }
 
     /// All panels of a product with the output `y`, `[n_tokens, n_out]`, to which results are added (`accumulate`) or which they
@@ -153,8 +155,17 @@ impl<'a> PanelSlice<'a> {
     pub(crate) unsafe fn store<S: Simd>(&self, panel: usize, token: usize, y: S::F) {
         let row = panel * PANEL;
         let out = self.y.at(token * self.n_out + row);
-        // SAFETY: these elements of `y` are accessed by this slice alone.
+        // SAFETY: these elements of `y` are accessed by this slice alone; the bias has as many elements as the output row.
         unsafe {
+            let y = match self.bias {
+                Some(bias) if self.n_out - row >= PANEL => S::f_add(S::f_load(bias.as_ptr().add(row)), y),
+                Some(bias) => {
+                    let mut lanes = [0f32; LANES];
+                    lanes[..self.n_out - row].copy_from_slice(&bias[row..]);
+                    S::f_add(S::f_load(lanes.as_ptr()), y)
+                }
+                None => y,
+            };
             if self.n_out - row >= PANEL {
                 S::f_store(out, if self.accumulate { S::f_add(S::f_load(out), y) } else { y });
             } else {
@@ -194,6 +205,22 @@ const MAX_WORK: usize = 1 << 28;
 ///
 /// When the shapes of matrices, rows and outputs do not match.
 pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activations, products: &mut [MatmulOp<'_>]) {
+    matmul_with_bias(pool, isa, x, q8, products, None);
+}
+
+/// [`matmul`] with a bias, `[n_out]`, that is added to each row of every product.
+///
+/// # Panics
+///
+/// When the shapes of matrices, rows, outputs and bias do not match.
+pub(crate) fn matmul_with_bias(
+    pool: &ThreadPool,
+    isa: Isa,
+    x: &[f32],
+    q8: &mut Q8Activations,
+    products: &mut [MatmulOp<'_>],
+    bias: Option<&[f32]>,
+) {
     struct Task<'a> {
         matrix: &'a WeightMatrix,
         rows: Range<usize>,
@@ -215,6 +242,7 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
             let n_out = p.matrix.n_out();
             assert_eq!(p.y.len(), p.rows.len() * n_out, "an output row for every input row");
             assert!(p.matrix.n_in() == n_in && p.rows.end * n_in <= x.len(), "rows of the input");
+            assert!(bias.is_none_or(|bias| bias.len() == n_out), "a bias for each element of an output row");
             assert!(!p.matrix.reads_q8() || q8.n_in() == n_in, "products share their input");
             let (rows, accumulate) = (p.rows.clone(), p.accumulate);
             let task = Task { matrix: p.matrix, rows, y: SharedMut::new(p.y), accumulate, first_panel };
@@ -241,6 +269,7 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
             let panels = panels.start - task.first_panel..panels.end - task.first_panel;
             // SAFETY: `y` has this shape, as was checked above; each chunk of panels is computed by one thread.
             let slice = unsafe { PanelSlice::new(panels, &task.rows, task.matrix.n_out(), &task.y, task.accumulate) };
+            let slice = PanelSlice { bias, ..slice };
             let x = &x[task.rows.start * n_in..task.rows.end * n_in];
             match task.matrix {
                 WeightMatrix::Codes(matrix) => run_packed(isa, matrix, q8, &slice),

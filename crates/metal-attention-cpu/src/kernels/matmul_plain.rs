@@ -29,18 +29,22 @@ pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, ty: FloatType, x: &[f3
         let weights = |panels: Range<usize>| matrix.panels(panels).as_ptr().cast::<W>();
         if W::IS_F32 || n_tokens < MIN_CONVERTED {
             let (weights, panels) = (weights(all.clone()), all);
-            isa.run(FloatProduct { slice, panels, tokens: 0..n_tokens, weights, x, n_in });
+            isa.run(FloatProduct { slice, panels, tokens: 0..n_tokens, weights, stride: n_in * PANEL, x, n_in });
             return;
         }
-        let mut converted = vec![0.0; CONVERTED * n_in * PANEL];
+        // Panels a few cache lines further apart than their length, which mostly is a multiple of 4096 bytes: otherwise all lines that a
+        // tile reads at a time lie in the same set of the L1 cache.
+        let stride = (n_in + 4) * PANEL;
+        let mut converted = vec![0.0; CONVERTED * stride];
         for first in (0..n_tokens).step_by(CHUNK) {
             for panel in all.clone().step_by(CONVERTED) {
                 let panels = panel..all.end.min(panel + CONVERTED);
-                let out = &mut converted[..panels.len() * n_in * PANEL];
-                // SAFETY: these panels have as many weights.
-                isa.run(unsafe { Conversion::new(weights(panels.clone()), out) });
+                for (panel, out) in panels.clone().zip(converted.chunks_exact_mut(stride)) {
+                    // SAFETY: a panel has as many weights.
+                    isa.run(unsafe { Conversion::new(weights(panel..panel + 1), &mut out[..n_in * PANEL]) });
+                }
                 let (tokens, weights) = (first..n_tokens.min(first + CHUNK), converted.as_ptr());
-                isa.run(FloatProduct { slice, panels, tokens, weights, x, n_in });
+                isa.run(FloatProduct { slice, panels, tokens, weights, stride, x, n_in });
             }
         }
     }
@@ -58,7 +62,8 @@ pub(crate) fn run_panels(isa: Isa, panels: &[f32], n_in: usize, x: &[f32], slice
     let lengths = (n_in * slice.n_tokens(), slice.n_out().div_ceil(PANEL) * PANEL * n_in);
     assert_eq!(lengths, (x.len(), panels.len()), "the matrix and the input of the product");
     let weights = panels[slice.panels().start * PANEL * n_in..].as_ptr();
-    isa.run(FloatProduct { slice, panels: slice.panels(), tokens: 0..slice.n_tokens(), weights, x, n_in });
+    let (tokens, stride) = (0..slice.n_tokens(), n_in * PANEL);
+    isa.run(FloatProduct { slice, panels: slice.panels(), tokens, weights, stride, x, n_in });
 }
 
 /// Computes a slice of the product of a quantised matrix in the file, dequantised panel by panel, and `x`, `[n_tokens, n_in]`.
@@ -75,7 +80,7 @@ pub(crate) fn run_dequantized(isa: Isa, tensor: &Tensor, x: &[f32], slice: &Pane
             }
         }
         let (panels, tokens, weights) = (panel..panel + 1, 0..slice.n_tokens(), weights.as_ptr());
-        isa.run(FloatProduct { slice, panels, tokens, weights, x, n_in });
+        isa.run(FloatProduct { slice, panels, tokens, weights, stride: n_in * PANEL, x, n_in });
     }
 }
 
@@ -159,6 +164,8 @@ struct FloatProduct<'a, W> {
     tokens: Range<usize>,
     /// The weights of these panels, `[n_in, PANEL]` each, valid while this kernel runs.
     weights: *const W,
+    /// Weights from one panel to the next.
+    stride: usize,
     /// `[n_tokens, n_in]`
     x: &'a [f32],
     n_in: usize,
@@ -213,7 +220,7 @@ impl<W: FloatElement> FloatProduct<'_, W> {
         let n_in = self.n_in;
         // SAFETY: columns lie inside panels and rows of activations; the outputs are accessed by this slice alone.
         unsafe {
-            let w = self.weights.add((panel - self.panels.start) * n_in * PANEL);
+            let w = self.weights.add((panel - self.panels.start) * self.stride);
             let x = self.x.as_ptr().add(token * n_in);
             let mut sum = [[S::f_splat(0.0); T]; P];
             for start in (0..n_in).step_by(BLOCK) {
@@ -221,7 +228,7 @@ impl<W: FloatElement> FloatProduct<'_, W> {
                 for i in start..n_in.min(start + BLOCK) {
                     let mut ws = [S::f_splat(0.0); P];
                     for p in 0..P {
-                        let w = w.add((p * n_in + i) * PANEL);
+                        let w = w.add(p * self.stride + i * PANEL);
                         // With one token the loads of weights limit the speed, and the hardware's prefetching stops at each
                         // page that is not a large one.
                         if T == 1 && !S::STREAMS {
