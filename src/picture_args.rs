@@ -163,9 +163,9 @@ pub fn encode_one(
     picture: &Picture,
     tokenizer: &Tokenizer,
 ) -> Result<PicturePrompt, CliError> {
-    let progress = ProgressLine::steps("reading the picture", 1);
+    let progress = ProgressLine::share("reading the picture");
     let divided = encoder.divider().divide(picture)?;
-    Ok(encoder.encode(&[divided], tokenizer, |done, total| progress.set_of(done as u64, total as u64))?.remove(0))
+    Ok(encoder.encode(&[divided], tokenizer, |done, total| progress.set_of(done, total))?.remove(0))
 }
 
 /// Reads and decodes a picture.

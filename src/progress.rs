@@ -82,6 +82,13 @@ impl ProgressLine {
         Self::start(task, "{msg} [{bar:30}] {pos}/{len} {elapsed}{prefix}", total)
     }
 
+    /// Shows a task as a share, of a total that [`set_of`](Self::set_of) sets; the watch counts the work between.
+    pub fn share(task: &'static str) -> Self {
+        let line = Self::start(task, "{msg} [{bar:30}] {percent}% {elapsed}{prefix}", 1);
+        line.state().work_of_step = Some(1.0);
+        line
+    }
+
     /// Lets the line move within a step: `work_of_step` is the work of one step in the count of the program's
     /// [watch](interrupt::watch), for example the number of layers if a step is a token.
     pub fn watched(self, work_of_step: usize) -> Self {

@@ -42,8 +42,8 @@ impl Watch {
         self.0.cancelled.0.load(Ordering::Relaxed)
     }
 
-    /// Work done so far, never decreasing: bytes of weights during set-up, tokens times layers in a batch. Cancelled
-    /// work counts as far as it got.
+    /// Work done so far, never decreasing: bytes of weights during set-up, tokens times layers in a batch, operations of
+    /// products in a picture encoder on the CPU. Cancelled work counts as far as it got.
     pub fn done(&self) -> u64 {
         self.0.done.0.load(Ordering::Relaxed)
     }

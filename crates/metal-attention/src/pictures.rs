@@ -209,7 +209,8 @@ impl PictureEncoder {
     }
 
     /// Encodes pictures for a model with this tokenizer. The encoder evaluates pictures and tiles together, 2 million pixels
-    /// at a time. `advanced`: called with the number of pictures and tiles that are encoded, and of all.
+    /// at a time. `advanced`: called after each of these batches with the operations of products so far, and of all;
+    /// between, encoders on the CPU count them in the watch.
     ///
     /// # Errors
     ///
@@ -218,7 +219,7 @@ impl PictureEncoder {
         &mut self,
         pictures: &[DividedPicture],
         tokenizer: &Tokenizer,
-        advanced: impl FnMut(usize, usize),
+        advanced: impl FnMut(u64, u64),
     ) -> Result<Vec<PicturePrompt>, Error> {
         let entries = pictures.iter().flat_map(|picture| &picture.division.entries);
         let entries: Vec<&Picture> = entries.map(|entry| &entry.picture).collect();
@@ -245,8 +246,14 @@ impl PictureEncoder {
     fn encode_entries(
         &mut self,
         entries: &[&Picture],
-        mut advanced: impl FnMut(usize, usize),
+        mut advanced: impl FnMut(u64, u64),
     ) -> Result<Vec<EncodedPicture>, Error> {
+        let work = |pass: &dyn PictureEncoderPass, entries: &[&Picture]| {
+            let sizes: Vec<_> = entries.iter().map(|picture| [picture.width(), picture.height()]).collect();
+            pass.work(&sizes).products
+        };
+        let (mut done, total) = (0, work(&*self.pass, entries));
+        advanced(done, total);
         let mut encoded = Vec::with_capacity(entries.len());
         let mut rest = entries;
         while !rest.is_empty() {
@@ -262,7 +269,8 @@ impl PictureEncoder {
             let pixels =
                 pixels.map(|(picture, values)| Pixels { values, width: picture.width(), height: picture.height() });
             encoded.extend(self.pass.encode(&pixels.collect::<Vec<_>>())?);
-            advanced(encoded.len(), entries.len());
+            done += work(&*self.pass, batch);
+            advanced(done, total);
             rest = after;
         }
         Ok(encoded)

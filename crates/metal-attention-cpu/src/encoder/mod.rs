@@ -218,7 +218,9 @@ impl EncoderOps for CpuEncoderOps {
         let within = linear.clamp.map(|clamp| clamped(&x.values, clamp.input));
         let product = MatmulOp { matrix: &linear.matrix.0, rows: 0..n_rows, y: &mut y.values, accumulate: false };
         let (x, bias) = (within.as_ref().unwrap_or(&x.values), linear.bias.as_deref());
+        let n_in = x.len() / n_rows.max(1);
         matmul_with_bias(&self.pool, self.isa, x, &mut self.q8, &mut [product], bias);
+        self.pool.watch().advance(2 * n_rows as u64 * n_in as u64 * n_out as u64);
         if let Some(clamp) = linear.clamp {
             y.values = clamped(&y.values, clamp.output);
         }
