@@ -102,7 +102,7 @@ const SWITCH: FlagValue = Maybe(&["on", "off", "auto", "0", "1", "true", "false"
 /// The tip for flags that distribute layers or tensors over devices.
 const NO_PARTS: &str = "a model runs on a device as a whole: --gpu or --device with a name from `metal-attention devices`, or \
                         --device cpu; --tensor-parallel shares it out among NVIDIA GPUs";
-const NO_IMAGES: &str = "files with pictures are read by run (--image), chat (/image) and encode-image, with --mmproj FILE; other \
+const NO_IMAGES: &str = "pictures are read by run (--image), chat (/image), serve and encode-image, with --mmproj FILE; other \
                          commands, addresses and sound are not supported yet: leave the flag out";
 const NO_ADAPTERS: &str = "adapters cannot be applied yet: use a GGUF file that they are merged into";
 const NO_DRAFTS: &str = "there is no speculative decoding yet: leave the flags of the draft model out";
@@ -123,6 +123,7 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     all(&["-hft", "--hf-token"], Value, Refused("set the variable HF_TOKEN to the token")),
     all(&["-mu", "--model-url"], Value, Flag("--model")),
     all(&["--offline"], FlagValue::Nothing, Refused("set the variable HF_HUB_OFFLINE to 1")),
+    on(&["run", "chat", "serve", "encode-image"], &["-mm"], Value, Flag("--mmproj")),
     all(&["-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio"], Value, Refused(NO_IMAGES)),
     all(&["--mmproj-offload"], FlagValue::Nothing, Refused(NO_IMAGES)),
     all(

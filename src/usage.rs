@@ -466,7 +466,7 @@ mod tests {
             ("run -ngl 12 x", "-ngl", "-ngl 0 is the CPU"),
             ("run -ngl", "-ngl", "a value follows this flag"),
             ("run -md x.gguf x", "-md", "no speculative decoding"),
-            ("serve --mmproj x.gguf", "--mmproj", "pictures"),
+            ("embed --mmproj x.gguf", "--mmproj", "pictures"),
             ("run --lora x", "--lora", "merged"),
             ("run -ts 1,1", "-ts", "--tensor-parallel"),
             ("run -hff x.gguf", "-hff", "-hf OWNER/REPO"),

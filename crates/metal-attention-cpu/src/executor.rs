@@ -20,6 +20,7 @@ use crate::pool::ThreadPool;
 use crate::sequence_parallel::SequenceParallel;
 use crate::simd::Isa;
 use crate::state::StateSlots;
+use crate::turns::StepTurn;
 
 /// The largest number of threads that is accepted: more than any machine has cores.
 const MAX_THREADS: usize = 4096;
@@ -321,6 +322,7 @@ impl Executor for CpuExecutor {
         trace: Option<LayerTrace<'_>>,
         mut profiler: Option<&mut Profiler>,
     ) -> Result<(), ForwardError> {
+        let _turn = StepTurn::begin();
         let output = match (results, &self.weights.output) {
             (StepResults::Logits(logits), Some(head)) => MicroBatchOutput::Logits { head, logits },
             // Without output tokens there are no rows of either kind.

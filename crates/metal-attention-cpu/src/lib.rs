@@ -21,6 +21,7 @@ mod simd;
 mod state;
 #[cfg(test)]
 mod test_support;
+mod turns;
 
 pub use ceilings::CpuCeilings;
 pub use cores::physical_cores;

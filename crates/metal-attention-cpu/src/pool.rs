@@ -14,6 +14,8 @@ use std::thread::{self, JoinHandle, Thread};
 
 use metal_attention_model::Watch;
 
+use crate::turns::EncoderTurns;
+
 /// Iterations of polling for a region before a worker sleeps: 20 to 100 microseconds.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
 /// Iterations before a worker sleeps again that was woken for a region and came too late.
@@ -34,6 +36,8 @@ pub(crate) struct ThreadPool {
     region: Mutex<()>,
     /// Cancels work from outside, and counts progress.
     watch: Watch,
+    /// The turns of a picture encoder's pool, which pauses while steps run.
+    turns: Option<EncoderTurns>,
     /// Set when tasks are skipped because of a cancellation; reset by [`begin`](Self::begin).
     cancelled: AtomicBool,
 }
@@ -86,6 +90,7 @@ impl ThreadPool {
             workers: Vec::with_capacity(n_workers),
             region: Mutex::new(()),
             watch: Watch::default(),
+            turns: None,
             cancelled: AtomicBool::new(false),
         };
         for i in 0..n_workers {
@@ -99,6 +104,12 @@ impl ThreadPool {
     /// Returns the pool with `watch`, which cancels its work and counts it.
     pub(crate) fn watched(mut self, watch: Watch) -> Self {
         self.watch = watch;
+        self
+    }
+
+    /// Returns the pool as that of a picture encoder: its threads pause between two tasks while a step of another pool runs.
+    pub(crate) fn of_encoder(mut self) -> Self {
+        self.turns = Some(EncoderTurns::new());
         self
     }
 
@@ -140,6 +151,9 @@ impl ThreadPool {
     /// have not begun when the work [is cancelled](Self::is_cancelled) are skipped. A panic in a task is resumed in the caller.
     pub(crate) fn for_each(&self, n: usize, task: &(dyn Fn(usize) + Sync)) {
         let task = |i| {
+            if let Some(turns) = &self.turns {
+                turns.pause(|| self.is_cancelled());
+            }
             if !self.is_cancelled() {
                 task(i);
             }

@@ -65,7 +65,7 @@ impl CpuEncoder {
     pub fn new(cpu: &CpuOptions, encoder: Encoder<FileWeights>, exact: bool) -> Result<Self, CpuError> {
         let n_threads = cpu.n_threads;
         let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
-        let pool = pool.watched(cpu.watch.clone());
+        let pool = pool.watched(cpu.watch.clone()).of_encoder();
         let mut prepare = Prepare { pool: &pool, memory: PackedMemory::default(), exact };
         let encoder = encoder.prepare(&mut prepare)?;
         if pool.is_cancelled() {
