@@ -39,7 +39,7 @@ pub struct StoreLimits {
 
 impl Default for StoreLimits {
     fn default() -> Self {
-        Self { responses: 1000, bytes: 64 << 20 }
+        Self { responses: 1000, bytes: 256 << 20 }
     }
 }
 
