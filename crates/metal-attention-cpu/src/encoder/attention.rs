@@ -179,3 +179,62 @@ impl Kernel for Softmax<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{TestRandom, pool};
+
+    /// `softmax(scale q k^T) v` in F64.
+    fn plain(heads: &Heads<'_>) -> Vec<f64> {
+        let n_head = heads.width / heads.head_dim;
+        let n_head_kv = heads.kv_width / heads.head_dim;
+        let mut out = Vec::new();
+        for q in heads.q.chunks_exact(heads.width) {
+            for head in 0..n_head {
+                let kv = head * n_head_kv / n_head * heads.head_dim;
+                let q = &q[head * heads.head_dim..][..heads.head_dim];
+                let score = |k: &[f32]| -> f64 { q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum() };
+                let keys = heads.k.chunks_exact(heads.kv_width);
+                let scores: Vec<f64> =
+                    keys.map(|k| f64::from(heads.scale) * score(&k[kv..][..heads.head_dim])).collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+                out.extend((0..heads.head_dim).map(|i| {
+                    let values = heads.v.chunks_exact(heads.kv_width).map(|v| f64::from(v[kv + i]));
+                    values.zip(&scores).map(|(v, s)| v * (s - largest).exp() / sum).sum::<f64>()
+                }));
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn blocks_of_keys_and_queries_give_attention_to_all() {
+        let mut random = TestRandom(4);
+        for (n_queries, n_keys, n_head, n_head_kv, head_dim) in
+            [(1, 1, 1, 1, 8), (100, 600, 2, 1, 24), (97, 512, 2, 2, 16), (3, 1030, 4, 2, 20)]
+        {
+            let (width, kv_width) = (n_head * head_dim, n_head_kv * head_dim);
+            let q = random.floats(n_queries * width, 2.0);
+            let (mut k, v) = (random.floats(n_keys * kv_width, 2.0), random.floats(n_keys * kv_width, 1.0));
+            // Later blocks have the larger scores, which bring down what is summed so far.
+            for (i, k) in k.iter_mut().enumerate() {
+                *k *= 1.0 + (i / kv_width / KEYS) as f32;
+            }
+            let heads = Heads { q: &q, k: &k, v: &v, width, kv_width, head_dim, scale: 0.3 };
+            let expected = plain(&heads);
+            for isa in Isa::available() {
+                let [one, two] = [1, 2].map(|n_threads| {
+                    let mut out = vec![f32::NAN; q.len()];
+                    heads.attend(&pool(n_threads), isa, &Buffers::default(), &mut out);
+                    out
+                });
+                assert_eq!(one, two, "{isa:?}: one thread and two");
+                for (got, want) in one.iter().zip(&expected) {
+                    assert!((f64::from(*got) - want).abs() < 2e-6, "{isa:?} {n_keys} keys: {got} {want}");
+                }
+            }
+        }
+    }
+}

@@ -5,7 +5,7 @@ use metal_attention_gguf::TensorType;
 
 use super::packed::{multiply, packed_types, random_blocks};
 use crate::activations::Q8Activations;
-use crate::kernels::matmul::{MatmulOp, WeightMatrix, embedding, matmul};
+use crate::kernels::matmul::{MatmulOp, WeightMatrix, embedding, matmul, matmul_with_bias};
 use crate::simd::Isa;
 use crate::test_support::{TestRandom, matrix, pool, tensor};
 
@@ -58,6 +58,29 @@ fn float_matrices() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn many_tokens_have_the_bits_of_few_with_the_bias_added() {
+    let mut random = TestRandom(9);
+    let pool = pool(2);
+    let (n_in, n_out, n) = (172, 49, 300);
+    let (x, bias) = (random.floats(n * n_in, 3.0), random.floats(n_out, 1.0));
+    for ty in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+        let tensor = tensor(ty, n_in, n_out, &float_bytes(ty, &random.floats(n_in * n_out, 1.0)));
+        let matrix = matrix(&pool, &tensor, false);
+        for isa in Isa::available() {
+            let all = multiply(&pool, isa, &matrix, &x, &vec![0.0; n * n_out], false);
+            for (some, all) in x.chunks(11 * n_in).zip(all.chunks(11 * n_out)) {
+                assert_eq!(multiply(&pool, isa, &matrix, some, &vec![0.0; all.len()], false), all, "{isa:?} {ty}");
+            }
+            let mut y = vec![f32::NAN; n * n_out];
+            let product = MatmulOp { matrix: &matrix, rows: 0..n, y: &mut y, accumulate: false };
+            matmul_with_bias(&pool, isa, &x, &mut Q8Activations::default(), &mut [product], Some(&bias));
+            let with_bias = |row: &[f32]| row.iter().zip(&bias).map(|(v, bias)| bias + v).collect::<Vec<_>>();
+            assert_eq!(y, all.chunks_exact(n_out).flat_map(with_bias).collect::<Vec<_>>(), "{isa:?} {ty}");
         }
     }
 }
