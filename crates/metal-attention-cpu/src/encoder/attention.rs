@@ -85,7 +85,9 @@ impl Heads<'_> {
         }
         for (result, sum) in results.chunks_exact_mut(dim).zip(&sums) {
             let factor = 1.0 / sum;
-            result.iter_mut().for_each(|v| *v *= factor);
+            for v in result {
+                *v *= factor;
+            }
         }
         results
     }
