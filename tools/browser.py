@@ -64,6 +64,11 @@ class Page:
         shown = self.run("document.getElementById('log').innerHTML + document.getElementById('status').textContent")
         raise AssertionError(f"{what}: not within {seconds} s: {shown} {self.problems}")
 
+    def unlabelled(self):
+        """The controls without a name for screen readers."""
+        return self.run("""[...document.querySelectorAll("button, input, textarea, select, a")].filter((e) =>
+            !(e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)""")
+
     def type(self, text):
         self.call("Input.insertText", text=text)
 

@@ -2,6 +2,8 @@
 
 use metal_attention_gguf::{GgufWriter, Metadata, TensorDecl, TensorType};
 
+use crate::models::Files;
+
 /// Pixels of a patch's side.
 pub const PATCH: usize = 4;
 /// Width of the encoder's rows.
@@ -38,6 +40,14 @@ pub fn qwen3vl(n_embd: usize) -> Vec<u8> {
     }
     more.extend([("v.deepstack.0.fc1.weight", vec![merged, N_FF]), ("v.deepstack.0.fc2.weight", vec![N_FF, n_embd])]);
     file("qwen3vl_merger", &keys, &more, n_embd)
+}
+
+/// The built-in model `tiny.gguf`, an encoder for it, `tiny-mmproj.gguf`, and two pictures, `1.bmp` and `2.bmp`.
+pub fn files() -> Files {
+    let model = std::fs::read(crate::stories()).expect("the built-in model");
+    let pictures = [1, 2].map(|seed| (format!("{seed}.bmp"), bmp(40, 30, seed)));
+    let files = [("tiny.gguf".to_owned(), model), ("tiny-mmproj.gguf".to_owned(), gemma3(64))];
+    files.into_iter().chain(pictures).collect()
 }
 
 /// A file with the tensors of a tower and `more`.

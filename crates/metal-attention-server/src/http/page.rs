@@ -10,8 +10,9 @@ use axum::response::{IntoResponse, Response};
 
 use super::ollama;
 
-/// Content security policy: only files of this server, no inline script or style.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
+/// Content security policy: only files of this server and pictures that the page has read itself (`blob:`), no inline script or
+/// style.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The page. A client that does not accept HTML gets the text of ollama's `/`, by which ollama's clients detect a
@@ -39,6 +40,16 @@ pub async fn script() -> Response {
 /// The script that stores settings and conversations in the browser.
 pub async fn store() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/store.js"))
+}
+
+/// The script that reads pictures and stores them in the browser.
+pub async fn pictures() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/pictures.js"))
+}
+
+/// The script that takes pictures for the next message.
+pub async fn attachments() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/attachments.js"))
 }
 
 /// The script that renders messages.

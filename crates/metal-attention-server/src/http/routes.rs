@@ -89,6 +89,8 @@ pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
         .route("/chat.css", get(page::css))
         .route("/chat.js", get(page::script))
         .route("/store.js", get(page::store))
+        .route("/pictures.js", get(page::pictures))
+        .route("/attachments.js", get(page::attachments))
         .route("/view.js", get(page::view))
         .route("/tools.js", get(page::tools))
         .route("/markdown.js", get(page::markdown))

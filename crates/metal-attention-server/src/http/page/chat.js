@@ -2,6 +2,8 @@
 //
 // A conversation is a list of messages in the browser's storage (store.js). A run is an answer that is being written; it
 // continues while another conversation is shown. Views (view.js) are the elements of the shown messages.
+import { hasPictures, isReading, listen, offerPictures, takePictures } from "./attachments.js";
+import { keepPictures, open, partOf } from "./pictures.js";
 import { conversations, conversationOf, isId, load, messagesOf, newId, newKey, parsed, put, read, remove, write } from "./store.js";
 import { MAX_ROUNDS, addCalls, callTool, functionsOf, hasTools, listServers } from "./tools.js";
 import { $, View, failure, say, textTool, visible } from "./view.js";
@@ -107,7 +109,10 @@ function forget(keys, text, instead = []) {
   notify(text, () => {
     remove(instead);
     dropRuns(instead);
-    for (const [key, message] of removed) put(key, message);
+    for (const [key, message] of removed) {
+      put(key, message);
+      keepPictures(message.pictures);
+    }
     if (removed.length) switchTo(conversationOf(removed[0][0]));
     notify("");
     $("input").focus();
@@ -136,7 +141,8 @@ function edit(key) {
   views.get(key).edit((text) => {
     const entries = messagesOf(current);
     branch(entries.slice(0, entries.findIndex(([other]) => other === key)));
-    put(newKey(current), { role: "user", content: text });
+    const { pictures } = entries.find(([other]) => other === key)[1];
+    put(newKey(current), { role: "user", content: text, ...(pictures ? { pictures } : {}) });
     answer(current);
   });
 }
@@ -161,23 +167,35 @@ function question(conversation) {
   return entries.slice(0, entries.findLastIndex(([, { role }]) => role === "user") + 1);
 }
 
-/** The messages of the request for one message: an answer with tool calls is several messages. */
-function expanded({ role, content, steps = [] }) {
+/** The messages of the request for one message: an answer with tool calls is several messages. The content of a message with
+ * pictures is a list of parts. */
+async function expanded({ role, content, pictures = [], steps = [] }) {
   const list = steps.flatMap(({ calls, ...text }) => [
     { role, ...text, tool_calls: calls.map(({ id, name, arguments: values }) => ({ id, type: "function", function: { name, arguments: values } })) },
     ...calls.map(({ id, name, result }) => ({ role: "tool", tool_call_id: id, name, content: result ?? "The tool was not called." })),
   ]);
-  if (content || !list.length) list.push({ role, content });
+  const parts = (await Promise.all(pictures.map(partOf))).filter(Boolean);
+  if (parts.length) list.push({ role, content: [...parts, ...textParts(content)] });
+  else if (content || !list.length) list.push({ role, content });
   return list;
 }
 
-function requestBody(entries) {
+/** A message's content as a list of parts. */
+const textParts = (content) => (typeof content !== "string" ? content : content ? [{ type: "text", text: content }] : []);
+
+/** The contents of two messages as one. */
+function merged(first, second) {
+  if (typeof first === "string" && typeof second === "string") return `${first}\n\n${second}`;
+  return [...textParts(first), { type: "text", text: "\n\n" }, ...textParts(second)];
+}
+
+async function requestBody(entries) {
   const messages = [];
   // After deletions, neighbouring messages of one role are merged: most templates require alternating roles.
-  for (const message of entries.flatMap(([, entry]) => expanded(entry))) {
+  for (const message of (await Promise.all(entries.map(([, entry]) => expanded(entry)))).flat()) {
     const last = messages.at(-1);
     const isText = message.role !== "tool" && !message.tool_calls;
-    if (isText && last?.role === message.role && !last.tool_calls) last.content += `\n\n${message.content}`;
+    if (isText && last?.role === message.role && !last.tool_calls) last.content = merged(last.content, message.content);
     else if (last || message.role === "user") messages.push(message);
   }
   if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
@@ -286,7 +304,7 @@ async function writeAnswer(run, entries) {
   // The MCP servers may still be starting.
   await unlessAborted(servers, run.ending.signal);
   for (let round = 0; round < MAX_ROUNDS; round++) {
-    const { reason, calls, isLimited } = await complete(run, requestBody(message.steps ? [...entries, [run.key, message]] : entries));
+    const { reason, calls, isLimited } = await complete(run, await requestBody(message.steps ? [...entries, [run.key, message]] : entries));
     if (!calls.length) return reason === "stop" ? undefined : cutBy(reason, isLimited);
     const { content, reasoning_content } = message;
     message.steps = [...(message.steps ?? []), { content, ...(reasoning_content ? { reasoning_content } : {}), calls }];
@@ -410,8 +428,9 @@ function numbers({ start, first, tokens, seconds, requests }) {
 }
 
 /** Appends a question to the current conversation, and answers it. */
-function ask(text) {
-  put(newKey(current), { role: "user", content: text });
+function ask(text, pictures = []) {
+  put(newKey(current), { role: "user", content: text, ...(pictures.length ? { pictures } : {}) });
+  keepPictures(pictures);
   notify("");
   answer(current);
 }
@@ -420,17 +439,22 @@ function ask(text) {
 
 function send() {
   const text = $("input").value;
-  if (runs.has(current) || !text.trim()) return;
+  if (runs.has(current) || !isReady()) return;
   $("input").value = "";
+  const pictures = takePictures();
   grow();
-  ask(text);
+  ask(text, pictures);
 }
+
+/** Whether there is a message to send: a text or pictures, all of which have been read. */
+const isReady = () => !isReading() && (Boolean($("input").value.trim()) || hasPictures());
+const showReady = () => { $("send").disabled = !isReady(); };
 
 function grow() {
   const input = $("input");
   input.style.height = "auto";
   input.style.height = `${input.scrollHeight}px`;
-  $("send").disabled = !input.value.trim();
+  showReady();
 }
 
 $("input").addEventListener("input", grow);
@@ -446,7 +470,7 @@ $("composer").addEventListener("submit", (event) => {
 });
 $("stop").addEventListener("click", () => runs.get(current)?.ending.abort());
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("settings").open) runs.get(current)?.ending.abort();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) runs.get(current)?.ending.abort();
 });
 $("ideas").addEventListener("click", (event) => {
   if (event.target.tagName === "BUTTON") ask(event.target.textContent);
@@ -588,19 +612,32 @@ async function showModel() {
     const model = (await response.json()).data[0];
     $("model").textContent = model.meta ? model.id : `${model.id} is loading`;
     document.title = `${model.id}, metal-attention`;
+    offerPictures(model.meta?.vision);
     if (!model.meta) modelTimer = setTimeout(showModel, 1000);
   } catch {
     modelTimer = setTimeout(showModel, 3000);
   }
 }
 
-load((isUnstored) => { $("unkept").hidden = !isUnstored; }, (key, isThere) => {
+/** Whether there are messages and pictures that are not stored. */
+const unstored = { messages: false, pictures: false };
+const reportUnstored = (what) => (isUnstored) => {
+  unstored[what] = isUnstored;
+  $("unkept").hidden = !(unstored.messages || unstored.pictures);
+};
+
+listen(notify, showReady);
+$("large").addEventListener("click", ({ target }) => {
+  if (target === $("large") || target === $("large-image")) $("large").close();
+});
+load(reportUnstored("messages"), (key, isThere) => {
   if (key === "settings") settings = savedSettings();
   if (!isThere) dropRuns([key]);
   const follow = isAtEnd();
   show();
   if (follow) toEnd();
 });
+open(reportUnstored("pictures"));
 const last = read("sessionStorage", "conversation") ?? "";
 switchTo(isId(last) ? last : (conversations()[0]?.id ?? newId()));
 showModel();

@@ -61,10 +61,17 @@ function checkedSteps(steps) {
   return Array.isArray(steps) && steps.length && steps.every(isStep) ? { steps } : {};
 }
 
+/** The ids and names of a message's pictures (pictures.js), if they are valid. */
+function checkedPictures(pictures) {
+  const isValid = (picture) => typeof picture?.id === "string" && isId(picture.id) && typeof picture.name === "string";
+  if (!Array.isArray(pictures) || !pictures.length || !pictures.every(isValid)) return {};
+  return { pictures: pictures.map(({ id, name }) => ({ id, name })) };
+}
+
 /** The valid fields of a message; null if it is invalid. `cut` is the reason why it is incomplete. */
 function checked(value) {
   if (!["user", "assistant"].includes(value?.role) || typeof value.content !== "string") return null;
-  const message = { role: value.role, content: value.content, ...checkedSteps(value.steps) };
+  const message = { role: value.role, content: value.content, ...checkedSteps(value.steps), ...checkedPictures(value.pictures) };
   for (const name of ["reasoning_content", "numbers", "cut"]) if (typeof value[name] === "string") message[name] = value[name];
   return message;
 }
@@ -93,15 +100,16 @@ export function messagesOf(conversation) {
   return [...messages].filter(([key]) => key.startsWith(start)).sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
-/** The id and title (the start of its first question) of each conversation, the one with the newest message first. */
+/** The id and title (the start of its first question, or the name of its first picture) of each conversation, the one with the
+ * newest message first. */
 export function conversations() {
   const found = new Map();
-  for (const [key, { role, content }] of [...messages].sort(([a], [b]) => (a < b ? -1 : 1))) {
+  for (const [key, { role, content, pictures }] of [...messages].sort(([a], [b]) => (a < b ? -1 : 1))) {
     const id = conversationOf(key);
     const one = found.get(id) ?? { id };
     found.set(id, one);
     one.last = key.slice(20);
-    if (role === "user") one.title ??= content.trim().slice(0, 60).split("\n")[0];
+    if (role === "user") one.title ??= content.trim().slice(0, 60).split("\n")[0] || pictures?.[0].name;
   }
   return [...found.values()].sort((a, b) => (a.last < b.last ? 1 : -1));
 }
@@ -115,6 +123,12 @@ export function put(key, message) {
 function storePending() {
   for (const key of unstored) if (write("localStorage", key, JSON.stringify(messages.get(key)))) unstored.delete(key);
   reportUnstored(unstored.size > 0);
+}
+
+/** The ids of the pictures of all stored messages, also of those that other tabs have just written. */
+export function storedPictures() {
+  const stored = Object.keys(localStorage).filter((key) => KEY.test(key)).map((key) => checked(parsed(localStorage.getItem(key))));
+  return new Set(stored.flatMap((message) => message?.pictures ?? []).map(({ id }) => id));
 }
 
 /** Removes messages, and returns them with their keys, so that they can be restored. */

@@ -1,11 +1,13 @@
 // The elements of messages: text, thoughts, tool calls, and buttons.
 import { copied } from "./clipboard.js";
 import { Growing } from "./markdown.js";
+import { urlOf } from "./pictures.js";
 import { underWay } from "./tools.js";
 
 const COPY = "M9 9h10v10H9zM5 15V5h10";
 const AGAIN = "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6";
 const EDIT = "M4 20l1-5L16 4l4 4L9 19z";
+export const CLOSE = "M6 6l12 12M18 6L6 18";
 const DELETE = "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13";
 
 export const $ = (id) => document.getElementById(id);
@@ -31,13 +33,42 @@ export function textTool(label, action) {
   return button;
 }
 
-function tool(label, path, action) {
+export function tool(label, path, action) {
   const button = textTool("", action);
   button.className = "quiet";
   button.title = label;
   button.setAttribute("aria-label", label);
   button.append(svg(path));
   return button;
+}
+
+/** The element of a picture: a button that shows it large. */
+export function pictureButton(picture) {
+  const name = visible(picture.name);
+  const image = element("img", "");
+  image.alt = "";
+  const button = textTool("", () => showLarge(picture, image.src));
+  button.className = "picture";
+  button.title = name;
+  button.setAttribute("aria-label", `Show the picture ${name}`);
+  button.append(image);
+  const lost = () => {
+    button.replaceChildren("The picture is no longer there.");
+    button.disabled = true;
+  };
+  image.addEventListener("error", lost);
+  urlOf(picture).then((url) => {
+    if (url) image.src = url;
+    else lost();
+  });
+  return button;
+}
+
+function showLarge({ name }, url) {
+  if (!url) return;
+  $("large-image").src = url;
+  $("large-image").alt = visible(name);
+  $("large").showModal();
 }
 
 async function copy(button, text) {
@@ -165,8 +196,10 @@ export class View {
     this.#isWriting = isWriting;
     this.grow();
     this.node.classList.toggle("writing", isWriting);
-    this.node.querySelectorAll(":scope > :is(.cut, .tools)").forEach((node) => node.remove());
+    this.node.querySelectorAll(":scope > :is(.pictures, .cut, .tools)").forEach((node) => node.remove());
     if (isWriting) return;
+    if (message.pictures) this.#body.before(element("div", "pictures", ...message.pictures.map(pictureButton)));
+    this.#body.hidden = Boolean(message.pictures) && !message.content;
     if (message.cut) {
       const cut = document.createElement("p");
       cut.className = "cut";
@@ -211,7 +244,7 @@ export class View {
   /** Shows an editor in place of the message's text. `done` receives the edited text. */
   edit(done) {
     if (this.node.querySelector(":scope > .editor")) return;
-    const { content } = this.#message;
+    const { content, pictures } = this.#message;
     const editor = document.createElement("form");
     editor.className = "editor";
     const field = document.createElement("textarea");
@@ -224,7 +257,7 @@ export class View {
     };
     const send = () => {
       const text = field.value;
-      if (!text.trim()) return;
+      if (!text.trim() && !pictures) return;
       close();
       done(text);
     };
