@@ -83,6 +83,15 @@ typedef struct ma_grammar ma_grammar;
 // An open model. Any number of threads may use it at once.
 typedef struct ma_model ma_model;
 
+// An encoded picture. Any number of threads may use it at once.
+typedef struct ma_picture ma_picture;
+
+// The encoder of pictures of a model. It may be used by one call at a time: a call while another one runs returns MA_STATUS_BUSY.
+typedef struct ma_picture_encoder ma_picture_encoder;
+
+// A prompt of text and pictures. Any number of threads may use it at once.
+typedef struct ma_prompt ma_prompt;
+
 // The settings of a context. ma_context_options_default sets all members.
 typedef struct {
   // The size of this struct in bytes.
@@ -183,6 +192,16 @@ typedef struct {
   // The number of these.
   size_t n_logit_bias;
 } ma_sampling_options;
+
+// The settings of a picture encoder. ma_picture_options_default sets all members.
+typedef struct {
+  // The size of this struct in bytes.
+  size_t size;
+  // The fewest tokens of a picture, in models that keep its size. 0: the model's own.
+  size_t min_tokens;
+  // The most tokens of a picture, in models that keep its size. 0: the model's own.
+  size_t max_tokens;
+} ma_picture_options;
 
 // The end and the form of the generated text. ma_generate_options_default sets all members.
 typedef struct {
@@ -372,7 +391,8 @@ ma_status ma_chat_options_default(ma_chat_options *options,
 // Renders a conversation by the model's chat template, and writes it to `chat`. Free it by ma_chat_free.
 //
 // `messages` is a JSON list of OpenAI's messages, such as [{"role": "user", "content": "Hello!"}]; its `length` is in bytes, or
-// MA_NUL_TERMINATED. Null `options` stand for the defaults. Names of control tokens within messages remain text.
+// MA_NUL_TERMINATED. Null `options` stand for the defaults. Names of control tokens within messages remain text. If messages have
+// parts for pictures, ma_prompt_of_chat makes the prompt.
 //
 // # Safety
 // Pointers are null or point to what is described here; `messages` to `length` bytes.
@@ -388,7 +408,8 @@ ma_status ma_chat_new(const ma_model *model,
 // `chat` is null or comes from ma_chat_new, and is not used after this.
 void ma_chat_free(ma_chat *chat);
 
-// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`.
+// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`. <image> stands for a
+// picture.
 //
 // If the text is longer than `capacity` (a null `text` has room for nothing), the result is MA_STATUS_BUFFER_TOO_SMALL and only
 // `length` is written. Generate from the tokens of ma_chat_tokens, not from this text: in them the names of control tokens within
@@ -404,7 +425,7 @@ ma_status ma_chat_prompt(const ma_chat *chat,
 // Writes the tokens of the prompt to `ids`, and their number to `n_ids`.
 //
 // If there are more tokens than `capacity` (a null `ids` has room for none), the result is MA_STATUS_BUFFER_TOO_SMALL and only
-// `n_ids` is written.
+// `n_ids` is written. A conversation with pictures has no prompt of tokens only: MA_STATUS_INVALID_ARGUMENT.
 //
 // # Safety
 // Pointers are null or point to what is described here; `ids` to memory for `capacity` ids.
@@ -491,6 +512,91 @@ ma_status ma_sampling_options_default(ma_sampling_options *options,
 ma_status ma_sampling_options_greedy(ma_sampling_options *options,
                                      size_t size);
 
+// Sets all members of `options`; `size` is sizeof(ma_picture_options).
+//
+// # Safety
+// `options` is null or points to memory for `size` bytes.
+ma_status ma_picture_options_default(ma_picture_options *options,
+                                     size_t size);
+
+// Opens the file `mmproj` of a model, which encodes its pictures, and writes the encoder to `encoder`. Free it by
+// ma_picture_encoder_free. The file has mmproj in its name and is found beside the model's.
+//
+// Null `context_options` and `options` stand for the defaults. Of the context's options device, n_threads and exact count. The
+// file is mapped: it must not be truncated or changed in place while the encoder exists. The model may be freed before.
+//
+// # Safety
+// Pointers are null or point to what is described here; `mmproj` ends with a NUL.
+ma_status ma_picture_encoder_open(const ma_model *model,
+                                  const char *mmproj,
+                                  const ma_context_options *context_options,
+                                  const ma_picture_options *options,
+                                  ma_picture_encoder **encoder);
+
+// Frees an encoder. Pictures that it encoded can still be used. Null is allowed.
+//
+// # Safety
+// `encoder` is null or comes from ma_picture_encoder_open; no call uses it, now or after this.
+void ma_picture_encoder_free(ma_picture_encoder *encoder);
+
+// Encodes a picture and writes it to `picture`. Free it by ma_picture_free.
+//
+// `file` are the `length` bytes of a JPEG, PNG, WebP, BMP or GIF file, of which the first frame counts. A file that is damaged or too
+// large (64 MiB, 67 million pixels) is MA_STATUS_INVALID_ARGUMENT.
+//
+// # Safety
+// Pointers are null or point to what is described here; `file` to `length` bytes.
+ma_status ma_picture_encode(const ma_picture_encoder *encoder,
+                            const uint8_t *file,
+                            size_t length,
+                            ma_picture **picture);
+
+// Frees a picture. Prompts that were made of it can still be used. Null is allowed.
+//
+// # Safety
+// `picture` is null or comes from ma_picture_encode, and is not used after this.
+void ma_picture_free(ma_picture *picture);
+
+// Makes a prompt of a text and pictures, and writes it to `prompt`. Free it by ma_prompt_free.
+//
+// A picture stands where the text has <image>; those without a place stand before the text. `length` is in bytes, or
+// MA_NUL_TERMINATED. BOS is put first if the model expects it. If `parse_special` is not 0, the names of control tokens in the text
+// become these tokens.
+//
+// # Safety
+// Pointers are null or point to what is described here; `text` to `length` bytes, `pictures` to `n_pictures` pictures.
+ma_status ma_prompt_new(const ma_model *model,
+                        const char *text,
+                        size_t length,
+                        int32_t parse_special,
+                        const ma_picture *const *pictures,
+                        size_t n_pictures,
+                        ma_prompt **prompt);
+
+// Makes the prompt of a conversation and its pictures, and writes it to `prompt`. Free it by ma_prompt_free.
+//
+// The messages of the conversation have a part {"type": "image_url", "image_url": {"url": "..."}} for each picture; the address is not
+// read. `pictures` are those of the parts, in their order, and as many.
+//
+// # Safety
+// Pointers are null or point to what is described here; `pictures` to `n_pictures` pictures.
+ma_status ma_prompt_of_chat(const ma_chat *chat,
+                            const ma_picture *const *pictures,
+                            size_t n_pictures,
+                            ma_prompt **prompt);
+
+// Frees a prompt. Null is allowed.
+//
+// # Safety
+// `prompt` is null or comes from ma_prompt_new or ma_prompt_of_chat, and is not used after this.
+void ma_prompt_free(ma_prompt *prompt);
+
+// The number of tokens of a prompt, its pictures included; 0 for a null pointer.
+//
+// # Safety
+// `prompt` is null or a prompt.
+size_t ma_prompt_n_tokens(const ma_prompt *prompt);
+
 // Sets all members of `options`; `size` is sizeof(ma_generate_options).
 //
 // # Safety
@@ -529,6 +635,19 @@ ma_status ma_complete(const ma_context *context,
                       void *user,
                       ma_generation *generation);
 
+// Like ma_generate, with a prompt that may have pictures. Those at the prompt's beginning that are still in the KV cache are not
+// evaluated again.
+//
+// # Safety
+// Pointers are null or point to what is described here. `on_token` is null or a function of its type.
+ma_status ma_generate_prompt(const ma_context *context,
+                             const ma_prompt *prompt,
+                             const ma_sampling_options *sampling,
+                             const ma_generate_options *options,
+                             ma_on_token on_token,
+                             void *user,
+                             ma_generation *generation);
+
 // Prepares a model to generate up to `n_parallel` sequences at once, and writes the batch to `batch`. Free it by ma_batch_free. Null
 // `options` stand for the defaults; their `n_ctx` is that of each sequence.
 //
@@ -553,6 +672,19 @@ ma_status ma_batch_add(const ma_batch *batch,
                        ma_on_token on_token,
                        void *user,
                        size_t *index);
+
+// Like ma_batch_add, with a prompt that may have pictures.
+//
+// # Safety
+// Pointers are null or point to what is described here. `on_token` is null or a function of its type, and may be called with `user` in
+// the thread of ma_batch_run, until that returns.
+ma_status ma_batch_add_prompt(const ma_batch *batch,
+                              const ma_prompt *prompt,
+                              const ma_sampling_options *sampling,
+                              const ma_generate_options *options,
+                              ma_on_token on_token,
+                              void *user,
+                              size_t *index);
 
 // Generates all sequences that were added, writes the result of each to `results`, in the order in which they were added, and their
 // number to `n`. The batch is then empty and can be filled again.

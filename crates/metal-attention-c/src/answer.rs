@@ -81,7 +81,8 @@ pub unsafe extern "C" fn ma_answer_new(chat: *const Chat, answer: *mut *mut Answ
     call(|| {
         // SAFETY: as the caller promises.
         let (out, chat) = unsafe { (Out::new(answer, "answer")?, reference(chat, "chat")?) };
-        let reader = AnswerReader { conversation: Arc::clone(&chat.0), parser: None, begun: false, events: Vec::new() };
+        let reader =
+            AnswerReader { conversation: Arc::clone(&chat.rendered), parser: None, begun: false, events: Vec::new() };
         out.set(Box::into_raw(Box::new(Answer(Arc::new(Mutex::new(reader))))));
         Ok(())
     })

@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::StreamExt;
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
+use metal_attention::PromptSpan;
 use metal_attention::scheduler::{Event, Events, FinishReason, Scheduler, SchedulerOptions};
 
 use crate::context::ContextOptions;
 use crate::generate::{GenerateOptions, Generation, MA_NO_TOKEN, OnToken, Request, StopReason};
 use crate::model::Model;
+use crate::picture::Prompt;
 use crate::pointers::{Out, free, reference, values};
 use crate::sampling::SamplingOptions;
 use crate::status::{Failure, Status, c_string, call};
@@ -105,20 +107,62 @@ pub unsafe extern "C" fn ma_batch_add(
         // SAFETY: as the caller promises.
         let (batch, prompt) = unsafe { (reference(batch, "batch")?, values(prompt, n_prompt, "prompt")?) };
         // SAFETY: as the caller promises.
-        let mut request = unsafe { Request::new(sampling, options, on_token, user) }?;
-        request.check(&batch.model)?;
-        let queued = request.queued(&batch.model, prompt);
-        let events = Some(batch.scheduler.submit(queued)?);
+        let request = unsafe { Request::new(sampling, options, on_token, user) }?;
+        // SAFETY: as the caller promises.
+        unsafe { batch.add(request, prompt, &[], index) }
+    })
+}
+
+/// Like ma_batch_add, with a prompt that may have pictures.
+///
+/// # Safety
+/// Pointers are null or point to what is described here. `on_token` is null or a function of its type, and may be called with `user` in
+/// the thread of ma_batch_run, until that returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_batch_add_prompt(
+    batch: *const Batch,
+    prompt: *const Prompt,
+    sampling: *const SamplingOptions,
+    options: *const GenerateOptions,
+    on_token: OnToken,
+    user: *mut c_void,
+    index: *mut usize,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (batch, prompt) = unsafe { (reference(batch, "batch")?, reference(prompt, "prompt")?) };
+        // SAFETY: as the caller promises.
+        let request = unsafe { Request::new(sampling, options, on_token, user) }?;
+        // SAFETY: as the caller promises.
+        unsafe { batch.add(request, &prompt.ids, &prompt.spans, index) }
+    })
+}
+
+impl Batch {
+    /// Submits a sequence and adds it. Writes its index to `index`, if that is not null. `spans`: the pictures of the prompt.
+    ///
+    /// # Safety
+    /// `index` is null or points to memory for it.
+    unsafe fn add(
+        &self,
+        mut request: Request,
+        prompt: &[u32],
+        spans: &[PromptSpan],
+        index: *mut usize,
+    ) -> Result<(), Failure> {
+        request.check(&self.model)?;
+        let events = Some(self.scheduler.submit(request.queued(&self.model, prompt, spans))?);
+        let n_prompt = prompt.len();
         let generation = Generation { n_prompt, n_cached: 0, n_generated: 0, stop_reason: StopReason::Callback };
         let result = BatchResult { status: Status::Cancelled, generation };
-        let mut added = lock(&batch.added);
+        let mut added = lock(&self.added);
         if !index.is_null() {
             // SAFETY: as the caller promises.
             unsafe { Out::new(index, "index") }?.set(added.len());
         }
         added.push(BatchSequence { request, events, result, error: CANCELLED.into() });
         Ok(())
-    })
+    }
 }
 
 /// The error of a sequence that ma_batch_cancel ended.

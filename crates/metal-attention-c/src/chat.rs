@@ -3,7 +3,10 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use metal_attention_chat::{ChatTemplate, Message, RenderRequest, TemplateError, Tool};
+use metal_attention::PICTURE_PLACE;
+use metal_attention_chat::{
+    ChatTemplate, Message, RenderRequest, TemplateError, Tool, take_pictures, without_picture_markers,
+};
 use metal_attention_grammar::RenderedConversation;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -13,7 +16,12 @@ use crate::pointers::{Out, check_struct, fill, free, reference, text};
 use crate::status::{Failure, Status, call};
 
 /// A conversation, rendered by the model's chat template. Any number of threads may use it at once.
-pub struct Chat(pub(crate) Arc<RenderedConversation>);
+pub struct Chat {
+    /// The prompt, and what its answer is read by.
+    pub(crate) rendered: Arc<RenderedConversation>,
+    /// The number of parts for pictures in the messages.
+    pub(crate) n_pictures: usize,
+}
 
 /// The settings for rendering a conversation. ma_chat_options_default sets all members.
 #[repr(C)]
@@ -66,7 +74,8 @@ pub unsafe extern "C" fn ma_chat_options_default(options: *mut ChatOptions, size
 /// Renders a conversation by the model's chat template, and writes it to `chat`. Free it by ma_chat_free.
 ///
 /// `messages` is a JSON list of OpenAI's messages, such as [{"role": "user", "content": "Hello!"}]; its `length` is in bytes, or
-/// MA_NUL_TERMINATED. Null `options` stand for the defaults. Names of control tokens within messages remain text.
+/// MA_NUL_TERMINATED. Null `options` stand for the defaults. Names of control tokens within messages remain text. If messages have
+/// parts for pictures, ma_prompt_of_chat makes the prompt.
 ///
 /// # Safety
 /// Pointers are null or point to what is described here; `messages` to `length` bytes.
@@ -105,7 +114,8 @@ unsafe fn render(model: &Model, messages: &str, options: &ChatOptions) -> Result
         // SAFETY: it ends with a NUL.
         unsafe { text(pointer, MA_NUL_TERMINATED, name) }.map(Some)
     };
-    let messages: Vec<Message> = json(messages, "messages")?;
+    let mut messages: Vec<Message> = json(messages, "messages")?;
+    let n_pictures = take_pictures(&mut messages).len();
     let tools: Vec<Tool> = json(optional(options.tools, "tools")?.unwrap_or("[]"), "tools")?;
     let variables: Map<String, Value> = json(optional(options.variables, "variables")?.unwrap_or("{}"), "variables")?;
     let tokenizer = model.inner.tokenizer()?;
@@ -123,7 +133,7 @@ unsafe fn render(model: &Model, messages: &str, options: &ChatOptions) -> Result
     let continued = options.continue_final_message != 0;
     let conversation = RenderedConversation::render(template, &tokenizer, &request, continued)
         .map_err(|error| Failure::argument(error.to_string()))?;
-    Ok(Chat(Arc::new(conversation)))
+    Ok(Chat { rendered: Arc::new(conversation), n_pictures })
 }
 
 /// Parses JSON; errors call it `name`.
@@ -147,7 +157,8 @@ pub unsafe extern "C" fn ma_chat_free(chat: *mut Chat) {
     unsafe { free(chat) }
 }
 
-/// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`.
+/// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`. <image> stands for a
+/// picture.
 ///
 /// If the text is longer than `capacity` (a null `text` has room for nothing), the result is MA_STATUS_BUFFER_TOO_SMALL and only
 /// `length` is written. Generate from the tokens of ma_chat_tokens, not from this text: in them the names of control tokens within
@@ -165,15 +176,16 @@ pub unsafe extern "C" fn ma_chat_prompt(
     call(|| {
         // SAFETY: as the caller promises.
         let (length, chat) = unsafe { (Out::new(length, "length")?, reference(chat, "chat")?) };
+        let shown = without_picture_markers(chat.rendered.text(), PICTURE_PLACE);
         // SAFETY: as the caller promises.
-        unsafe { fill(chat.0.text().as_bytes(), text.cast(), capacity, &length) }
+        unsafe { fill(shown.as_bytes(), text.cast(), capacity, &length) }
     })
 }
 
 /// Writes the tokens of the prompt to `ids`, and their number to `n_ids`.
 ///
 /// If there are more tokens than `capacity` (a null `ids` has room for none), the result is MA_STATUS_BUFFER_TOO_SMALL and only
-/// `n_ids` is written.
+/// `n_ids` is written. A conversation with pictures has no prompt of tokens only: MA_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// Pointers are null or point to what is described here; `ids` to memory for `capacity` ids.
@@ -187,7 +199,10 @@ pub unsafe extern "C" fn ma_chat_tokens(
     call(|| {
         // SAFETY: as the caller promises.
         let (n_ids, chat) = unsafe { (Out::new(n_ids, "n_ids")?, reference(chat, "chat")?) };
+        if chat.n_pictures > 0 {
+            return Err(Failure::argument("the messages have pictures: make the prompt with ma_prompt_of_chat"));
+        }
         // SAFETY: as the caller promises.
-        unsafe { fill(&chat.0.ids(), ids, capacity, &n_ids) }
+        unsafe { fill(&chat.rendered.ids(), ids, capacity, &n_ids) }
     })
 }

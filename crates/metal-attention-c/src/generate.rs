@@ -5,12 +5,13 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{Constraint, Generator};
+use metal_attention::{Constraint, Generator, PromptSpan};
 
 use crate::answer::{Answer, AnswerReader};
 use crate::context::Context;
 use crate::grammar::Grammar;
 use crate::model::check_ids;
+use crate::picture::Prompt;
 use crate::pointers::{Out, check_struct, options, reference, strings, text, values};
 use crate::sampling::SamplingOptions;
 use crate::status::{Failure, Status, call};
@@ -179,7 +180,7 @@ pub unsafe extern "C" fn ma_generate(
         // SAFETY: as the caller promises.
         let mut request = unsafe { Request::new(sampling, options, on_token, user) }?;
         let mut generator = context.lock()?;
-        let done = request.run(&mut generator, prompt)?;
+        let done = request.run(&mut generator, prompt, &[])?;
         // SAFETY: as the caller promises.
         unsafe { write_generation(done, generation) }
     })
@@ -209,7 +210,34 @@ pub unsafe extern "C" fn ma_complete(
         let mut generator = context.lock()?;
         let tokenizer = generator.model().tokenizer()?;
         let ids = tokenizer.encode(prompt, EncodeOptions { add_special: true, parse_special: false });
-        let done = request.run(&mut generator, &ids)?;
+        let done = request.run(&mut generator, &ids, &[])?;
+        // SAFETY: as the caller promises.
+        unsafe { write_generation(done, generation) }
+    })
+}
+
+/// Like ma_generate, with a prompt that may have pictures. Those at the prompt's beginning that are still in the KV cache are not
+/// evaluated again.
+///
+/// # Safety
+/// Pointers are null or point to what is described here. `on_token` is null or a function of its type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_generate_prompt(
+    context: *const Context,
+    prompt: *const Prompt,
+    sampling: *const SamplingOptions,
+    options: *const GenerateOptions,
+    on_token: OnToken,
+    user: *mut c_void,
+    generation: *mut Generation,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (context, prompt) = unsafe { (reference(context, "context")?, reference(prompt, "prompt")?) };
+        // SAFETY: as the caller promises.
+        let mut request = unsafe { Request::new(sampling, options, on_token, user) }?;
+        let mut generator = context.lock()?;
+        let done = request.run(&mut generator, &prompt.ids, &prompt.spans)?;
         // SAFETY: as the caller promises.
         unsafe { write_generation(done, generation) }
     })
@@ -295,11 +323,18 @@ impl Request {
         }
     }
 
-    /// The request for a scheduler, which continues `prompt` with `model`. Takes the options and the constraint out of this value.
-    pub fn queued(&mut self, model: &metal_attention::Model, prompt: &[u32]) -> metal_attention::scheduler::Request {
+    /// The request for a scheduler, which continues `prompt` with `model`; `spans` are its pictures. Takes the options and the
+    /// constraint out of this value.
+    pub fn queued(
+        &mut self,
+        model: &metal_attention::Model,
+        prompt: &[u32],
+        spans: &[PromptSpan],
+    ) -> metal_attention::scheduler::Request {
         let options = std::mem::take(&mut self.options);
         metal_attention::scheduler::Request {
             prompt: prompt.into(),
+            spans: spans.into(),
             sampling: self.sampling.take().unwrap_or_else(|| model.sampling()),
             max_tokens: options.n_predict,
             stop: options.stop.into(),
@@ -339,8 +374,8 @@ impl Request {
         unsafe { on_token(&raw const token, self.user) == 0 }
     }
 
-    /// Runs the generation.
-    fn run(&mut self, generator: &mut Generator, prompt: &[u32]) -> Result<Generation, Failure> {
+    /// Runs the generation. `spans`: the pictures of the prompt.
+    fn run(&mut self, generator: &mut Generator, prompt: &[u32], spans: &[PromptSpan]) -> Result<Generation, Failure> {
         self.check(generator.model())?;
         if generator.model().spec().output.head.is_none() {
             return Err(Failure::new(Status::Unsupported, "the model writes no text: it makes embeddings, or ranks"));
@@ -348,7 +383,7 @@ impl Request {
         let sampling = self.sampling.clone().unwrap_or_else(|| generator.model().sampling());
         generator.set_sampling(sampling)?;
         generator.set_constraint(self.constraint.take());
-        generator.prompt(prompt, |_, _| ControlFlow::Continue(()))?;
+        generator.prompt_with_spans(prompt, spans, |_, _| ControlFlow::Continue(()))?;
         let mut generation = generator.generate(self.options.clone());
         let mut n_generated = 0;
         let mut stopped = false;

@@ -107,15 +107,15 @@ pub unsafe extern "C" fn ma_grammar_new(
                 grammars.raw(&form, &mut left_out).map_err(|error| refused(error.into()))?
             }
             (GrammarSource::Form(form), Some(chat)) => {
-                chat.0.response_format(grammars, &form, &mut left_out).map_err(refused)?
+                chat.rendered.response_format(grammars, &form, &mut left_out).map_err(refused)?
             }
             (GrammarSource::Calls { parallel }, Some(chat)) => {
-                chat.0.calls(grammars, parallel, &mut left_out).map_err(refused)?
+                chat.rendered.calls(grammars, parallel, &mut left_out).map_err(refused)?
             }
             (GrammarSource::Calls { .. }, None) => return Err(refused(ConversationError::NoTools)),
         };
         let n_vocab = model.inner.spec().n_vocab;
-        let conversation = chat.map(|chat| Arc::clone(&chat.0));
+        let conversation = chat.map(|chat| Arc::clone(&chat.rendered));
         out.set(Box::into_raw(Box::new(Grammar { rules, n_vocab, conversation, is_form, left_out })));
         Ok(())
     })

@@ -145,12 +145,18 @@ fn status_of(error: &Error) -> Status {
         Error::Sampling(_)
         | Error::UnknownDevice { .. }
         | Error::EmptyPrompt
+        | Error::Picture(_)
+        | Error::PicturePlaces { .. }
         | Error::Cpu(CpuError::Option { .. })
         | Error::Forward(ForwardError::TokenOutOfRange { .. }) => Status::InvalidArgument,
         Error::Gguf(GgufError::OutOfMemory { .. })
         | Error::Cpu(CpuError::OutOfMemory { .. })
         | Error::Forward(ForwardError::OutOfMemory { .. }) => Status::OutOfMemory,
-        Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Cpu(CpuError::Model(_)) => Status::Model,
+        Error::Gguf(_)
+        | Error::Model(_)
+        | Error::OtherPictureWidth { .. }
+        | Error::Tokenizer(_)
+        | Error::Cpu(CpuError::Model(_)) => Status::Model,
         Error::Rerank(_) => Status::Unsupported,
         Error::Gpu(_) | Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => Status::Device,
         _ => Status::Failed,

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use metal_attention::Constraint;
 use metal_attention::tokenizer::Tokenizer;
+use metal_attention::{Constraint, PicturePrompt, PromptBuilder, PromptSpan};
 use metal_attention_chat::{
-    ChatTemplate, RenderRequest, RenderedPrompt, TemplateError, Tool, ToolCallParser, ToolNameError,
+    ChatTemplate, PromptPart, RenderRequest, RenderedPrompt, TemplateError, Tool, ToolCallParser, ToolNameError,
 };
 
 use crate::{Grammar, GrammarCompiler, GrammarError, Guide, GuideOptions, ResponseFormat};
@@ -78,6 +78,19 @@ impl RenderedConversation {
     /// The token ids of the prompt.
     pub fn ids(&self) -> Vec<u32> {
         self.rendered.prompt.encode(&self.tokenizer)
+    }
+
+    /// The token ids and spans of the prompt with the pictures of its messages, in the order of
+    /// [`take_pictures`](metal_attention_chat::take_pictures).
+    pub fn with_pictures(&self, pictures: &[&PicturePrompt]) -> (Vec<u32>, Vec<PromptSpan>) {
+        let mut builder = PromptBuilder::new(&self.tokenizer);
+        for part in self.rendered.prompt.parts(pictures.len()) {
+            match part {
+                PromptPart::Text(text, literals) => builder.text(text, &literals),
+                PromptPart::Picture(number) => builder.picture(pictures[number]),
+            }
+        }
+        builder.finish()
     }
 
     /// The strings that end the answer, for a model without a token that does.

@@ -56,6 +56,14 @@ pub enum Error {
         /// The model's width.
         expected: usize,
     },
+    /// A text has more places for pictures than there are pictures.
+    #[error("the text has {n_places} places for pictures (<image>), and there are {n_pictures} pictures")]
+    PicturePlaces {
+        /// Places in the text.
+        n_places: usize,
+        /// Pictures.
+        n_pictures: usize,
+    },
     /// The CPU backend could not be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),

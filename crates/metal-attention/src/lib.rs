@@ -65,8 +65,8 @@ pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuT
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use picture_speed::{PictureEncoderBench, PreparedPicture};
 pub use pictures::{
-    DividedPicture, PictureDivider, PictureEncoder, PictureEncoderPass, PicturePart, PicturePrompt, PictureRows,
-    PromptBuilder, TokenLimits,
+    DividedPicture, PICTURE_PLACE, PictureDivider, PictureEncoder, PictureEncoderPass, PicturePart, PicturePrompt,
+    PictureRows, PromptBuilder, TokenLimits,
 };
 pub use prompt::{ContentHash, PromptSpan, SequenceKey, SpanContent, SpanKey};
 pub use rerank::{RerankError, Reranker, best_first};

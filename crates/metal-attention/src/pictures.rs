@@ -1,6 +1,7 @@
 //! Pictures in prompts: [`PictureEncoder`] turns a picture into rows of embeddings, and [`PromptBuilder`] puts them among the tokens
 //! of a text.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -185,6 +186,22 @@ impl PictureEncoder {
         })
     }
 
+    /// [`new`](Self::new) for the file at `path`, which is mapped: it must not be truncated or changed in place meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and of reading the file.
+    pub fn open(
+        path: impl AsRef<Path>,
+        text: &ModelSpec,
+        options: &EngineOptions,
+        limits: TokenLimits,
+    ) -> Result<Self, Error> {
+        // SAFETY: as `Model::open`: the caller does not change the file.
+        let file = unsafe { GgufFile::map(path) }?;
+        Self::new(&file, text, options, limits)
+    }
+
     /// Bytes that the encoder of an `mmproj` file takes on its device: weights, and about those of the rows of a batch.
     pub fn memory_bytes(file: &GgufFile) -> u64 {
         let size = |key: &str| {
@@ -325,6 +342,9 @@ fn has_window(mask: Mask) -> bool {
     }
 }
 
+/// The place of a picture in a text for [`PromptBuilder::text_with_pictures`].
+pub const PICTURE_PLACE: &str = "<image>";
+
 /// A prompt of texts and pictures under construction.
 pub struct PromptBuilder<'a> {
     tokenizer: &'a Tokenizer,
@@ -343,6 +363,35 @@ impl<'a> PromptBuilder<'a> {
     pub fn text(&mut self, text: &str, literals: &[usize]) {
         let options = EncodeOptions { add_special: false, parse_special: true };
         self.ids.extend(self.tokenizer.encode_with_literals(text, literals, options));
+    }
+
+    /// Appends a text with pictures. A picture stands where the text has [`PICTURE_PLACE`]; those without a place stand before
+    /// the text. The names of control tokens in the text become these tokens if `parse_special` is set.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PicturePlaces`]: the text has more places than there are pictures.
+    pub fn text_with_pictures(
+        &mut self,
+        text: &str,
+        parse_special: bool,
+        pictures: &[&PicturePrompt],
+    ) -> Result<(), Error> {
+        let (n_places, n_pictures) = (text.matches(PICTURE_PLACE).count(), pictures.len());
+        let Some(n_before) = n_pictures.checked_sub(n_places) else {
+            return Err(Error::PicturePlaces { n_places, n_pictures });
+        };
+        let (before, within) = pictures.split_at(n_before);
+        before.iter().for_each(|picture| self.picture(picture));
+        let options = EncodeOptions { add_special: false, parse_special };
+        let mut within = within.iter();
+        for text in text.split(PICTURE_PLACE) {
+            self.ids.extend(self.tokenizer.encode(text, options));
+            if let Some(picture) = within.next() {
+                self.picture(picture);
+            }
+        }
+        Ok(())
     }
 
     /// Appends a picture.

@@ -7,7 +7,10 @@ fn the_header_is_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let header = root.join("include/metal_attention.h");
     let mut builder = cbindgen::Builder::new().with_config(cbindgen::Config::from_root_or_default(root));
-    for file in ["status", "model", "context", "chat", "answer", "grammar", "sampling", "generate", "batch", "embed"] {
+    let files = [
+        "status", "model", "context", "chat", "answer", "grammar", "sampling", "picture", "generate", "batch", "embed",
+    ];
+    for file in files {
         builder = builder.with_src(root.join(format!("src/{file}.rs")));
     }
     let mut generated = Vec::new();

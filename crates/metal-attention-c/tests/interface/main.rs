@@ -4,3 +4,4 @@ mod chat;
 mod example;
 mod header;
 mod misuse;
+mod picture;

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use metal_attention::gguf::GgufFile;
 use metal_attention::picture_files::{Limits, Picture};
 use metal_attention::{
-    CacheType, Device, EngineOptions, Error, GenerateOptions, Generator, Model, PictureEncoder, PromptBuilder,
-    PromptSpan, TokenLimits,
+    CacheType, Device, EngineOptions, Error, GenerateOptions, Generator, Model, PictureEncoder, PicturePrompt,
+    PromptBuilder, PromptSpan, TokenLimits,
 };
 use metal_attention_testing::mmproj;
 
@@ -45,6 +45,34 @@ fn continued(generator: &mut Generator, (ids, spans): &(Vec<u32>, Vec<PromptSpan
     let options = GenerateOptions { n_predict: Some(6), ignore_eos: true, ..Default::default() };
     let tokens = generator.generate(options).map(|token| token.unwrap().id).collect();
     (tokens, kept.unwrap_or(ids.len() - 1))
+}
+
+#[test]
+fn pictures_stand_before_a_text_or_where_it_says() {
+    let model = Model::built_in().unwrap();
+    let tokenizer = model.tokenizer().unwrap();
+    let mut encoder = encoder(&model, &mmproj::gemma3(64)).unwrap();
+    let divided = [1, 2].map(|seed| encoder.divider().divide(&picture(50, 30, seed)).unwrap());
+    let encoded = encoder.encode(&divided, &tokenizer, |_, _| {}).unwrap();
+    let all: Vec<_> = encoded.iter().collect();
+    let prompt = |text: &str, pictures: &[&PicturePrompt]| {
+        let mut builder = PromptBuilder::new(&tokenizer);
+        builder.text_with_pictures(text, false, pictures).map(|()| builder.finish())
+    };
+    let before = prompt("Once upon", &all).unwrap();
+    assert_eq!(before, prompt("<image><image>Once upon", &all).unwrap());
+    // Of two pictures and one place the last picture has it.
+    let between = prompt("Once<image> upon", &all).unwrap();
+    let mut builder = PromptBuilder::new(&tokenizer);
+    builder.picture(all[0]);
+    builder.text("Once", &[]);
+    builder.picture(all[1]);
+    builder.text(" upon", &[]);
+    assert_eq!(between, builder.finish());
+    let error = prompt("<image><image>", &all[..1]).unwrap_err();
+    assert!(matches!(error, Error::PicturePlaces { n_places: 2, n_pictures: 1 }), "{error}");
+    // Names of control tokens are text.
+    assert!(!prompt("</s>", &all).unwrap().0.contains(&2));
 }
 
 #[test]
