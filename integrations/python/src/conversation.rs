@@ -4,17 +4,28 @@ use std::sync::Arc;
 
 use metal_attention::scheduler::{Event, FinishReason};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest, Tool, ToolCallParser};
+use metal_attention::{PICTURE_PLACE, PicturePrompt, PromptSpan};
+use metal_attention_chat::{
+    AnswerEvent, ChatTemplate, Message, RenderRequest, Tool, ToolCallParser, take_pictures, without_picture_markers,
+};
 use metal_attention_grammar::RenderedConversation;
 use pyo3::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::errors::TemplateError;
+use crate::picture::PySpans;
 
 /// A conversation, rendered by a chat template.
 #[pyclass(frozen, name = "Conversation", module = "metal_attention._engine")]
-pub struct PyConversation(RenderedConversation);
+pub struct PyConversation {
+    /// The prompt, and what its answer is read by.
+    rendered: RenderedConversation,
+    /// The token ids of the prompt; 0 in the place of a picture's rows.
+    ids: Vec<u32>,
+    /// The rows of its pictures.
+    spans: Arc<[PromptSpan]>,
+}
 
 /// The settings for rendering a conversation.
 #[derive(Clone, Copy)]
@@ -29,12 +40,21 @@ pub struct Rendering<'a> {
     pub add_generation_prompt: bool,
     /// Whether the answer continues the last message.
     pub continue_final_message: bool,
+    /// The pictures of the messages' parts of the type `image_url`, in their order.
+    pub pictures: &'a [&'a PicturePrompt],
 }
 
 impl PyConversation {
     /// Renders a conversation. Takes time: call it with Python detached.
     pub fn render(template: ChatTemplate, tokenizer: &Arc<Tokenizer>, rendering: Rendering<'_>) -> PyResult<Self> {
-        let messages: Vec<Message> = parse(rendering.messages, "messages")?;
+        let mut messages: Vec<Message> = parse(rendering.messages, "messages")?;
+        let n_parts = take_pictures(&mut messages).len();
+        let n_pictures = rendering.pictures.len();
+        if n_parts != n_pictures {
+            let message =
+                format!("the messages have {n_parts} parts for pictures, and there are {n_pictures} pictures");
+            return Err(TemplateError::new_err(message));
+        }
         let tools: Vec<Tool> = parse(rendering.tools, "tools")?;
         let variables: Map<String, Value> = parse(rendering.variables, "chat_template_kwargs")?;
         let request = RenderRequest {
@@ -46,42 +66,51 @@ impl PyConversation {
         };
         let conversation =
             RenderedConversation::render(template, tokenizer, &request, rendering.continue_final_message);
-        conversation.map(Self).map_err(|error| TemplateError::new_err(error.to_string()))
+        let rendered = conversation.map_err(|error| TemplateError::new_err(error.to_string()))?;
+        let (ids, spans) =
+            if n_pictures == 0 { (rendered.ids(), Vec::new()) } else { rendered.with_pictures(rendering.pictures) };
+        Ok(Self { rendered, ids, spans: spans.into() })
     }
 
     /// The rendered conversation.
     pub fn inner(&self) -> &RenderedConversation {
-        &self.0
+        &self.rendered
     }
 
     /// A reader for the answer. `has_form` tells whether a grammar gives the answer a form, so that it has no tool calls.
     pub fn answer(&self, has_form: bool) -> AnswerReader {
-        AnswerReader { tokenizer: Arc::clone(self.0.tokenizer()), parser: self.0.parser(has_form) }
+        AnswerReader { tokenizer: Arc::clone(self.rendered.tokenizer()), parser: self.rendered.parser(has_form) }
     }
 }
 
 #[pymethods]
 impl PyConversation {
     #[getter]
-    fn text(&self) -> &str {
-        self.0.text()
+    fn text(&self) -> String {
+        without_picture_markers(self.rendered.text(), PICTURE_PLACE)
     }
 
     #[getter]
     fn token_ids(&self) -> Vec<u32> {
-        self.0.ids()
+        self.ids.clone()
+    }
+
+    /// The rows of the pictures. `None`: there are none.
+    #[getter]
+    fn spans(&self) -> Option<PySpans> {
+        (!self.spans.is_empty()).then(|| PySpans(Arc::clone(&self.spans)))
     }
 
     /// Strings that end an answer, for models that have no token for it.
     #[getter]
     fn stop(&self) -> Vec<&'static str> {
-        self.0.stop_strings().to_vec()
+        self.rendered.stop_strings().to_vec()
     }
 
     /// Whether the prompt ends within reasoning, which the answer continues.
     #[getter]
     fn begins_in_reasoning(&self) -> bool {
-        self.0.begins_reasoning()
+        self.rendered.begins_reasoning()
     }
 }
 

@@ -3,6 +3,7 @@
 //! Its methods take prompts as token ids, submit requests to the scheduler and wait with Python detached. `llm.py` wraps it.
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,16 +12,17 @@ use futures_util::stream::FuturesUnordered;
 use metal_attention::sampling::{NumberOption, SamplerOptions};
 use metal_attention::scheduler::{Client, Request, Scheduler, SubmitError};
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{Device, EngineOptions, Watch};
+use metal_attention::{Device, EngineOptions, PicturePrompt, PromptBuilder, TokenLimits, Watch};
 use metal_attention_chat::ChatTemplate;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
 use crate::conversation::{AnswerReader, PyConversation, Rendering};
-use crate::errors::{self, EngineError, OptionError, PromptError};
+use crate::errors::{self, EngineError, ModelError, OptionError, PromptError};
 use crate::grammar::PyGrammar;
 use crate::load::{LoadOptions, LoadedModel};
 use crate::params::{python_name, request};
+use crate::picture::{PyPicture, PySpans};
 use crate::processor::RaisedException;
 use crate::text::{Completion, EventStream};
 use crate::wait::Threads;
@@ -47,10 +49,13 @@ pub struct Engine {
 impl Engine {
     /// Loads a model. Ctrl-C ends the loading.
     #[new]
-    #[pyo3(signature = (model, *, device, n_ranks, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
+    #[pyo3(signature = (model, *, mmproj, image_min_tokens, image_max_tokens, device, n_ranks, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
     fn new(
         py: Python<'_>,
         model: Option<String>,
+        mmproj: Option<PathBuf>,
+        image_min_tokens: Option<usize>,
+        image_max_tokens: Option<usize>,
         device: &str,
         n_ranks: usize,
         n_ctx: Option<usize>,
@@ -74,7 +79,8 @@ impl Engine {
             watch: watch.clone(),
             ..Default::default()
         };
-        let options = LoadOptions { model, in_memory, engine, n_parallel, download };
+        let picture_tokens = TokenLimits { min: image_min_tokens, max: image_max_tokens };
+        let options = LoadOptions { model, mmproj, picture_tokens, in_memory, engine, n_parallel, download };
         let without_thread = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
         let threads = Threads::start().map_err(without_thread)?;
         let (answer, loaded) = tokio::sync::oneshot::channel();
@@ -201,7 +207,28 @@ impl Engine {
         self.loaded.tokenizer.is_control(id)
     }
 
-    /// Renders a conversation; messages, tools and variables are JSON. `chat_template` replaces the model's.
+    /// Encodes the picture of a file. Ctrl-C takes effect afterwards.
+    fn encode_picture(&self, py: Python<'_>, file: &[u8]) -> PyResult<PyPicture> {
+        let Some(encoder) = &self.loaded.encoder else {
+            return Err(ModelError::new_err(
+                "there is no encoder for pictures: give the model's mmproj file, which is in its repository, as LLM(mmproj=...)",
+            ));
+        };
+        py.detach(|| encoder.encode(file, &self.loaded.tokenizer))
+    }
+
+    /// The token ids of a text with pictures, and their rows. A picture stands where the text has `<image>`, otherwise before the
+    /// text.
+    fn picture_prompt(&self, text: &str, pictures: Vec<Bound<'_, PyPicture>>) -> PyResult<(Vec<u32>, PySpans)> {
+        let mut builder = PromptBuilder::new(&self.loaded.tokenizer);
+        let pictures: Vec<_> = pictures.iter().map(|picture| &*picture.get().0).collect();
+        builder.text_with_pictures(text, false, &pictures).map_err(|error| errors::of_model(&error))?;
+        let (ids, spans) = builder.finish();
+        Ok((ids, PySpans(spans.into())))
+    }
+
+    /// Renders a conversation; messages, tools and variables are JSON. `chat_template` replaces the model's. `pictures` are those of
+    /// the messages' parts of the type `image_url`, in their order.
     fn conversation(
         &self,
         py: Python<'_>,
@@ -211,15 +238,19 @@ impl Engine {
         add_generation_prompt: bool,
         continue_final_message: bool,
         chat_template: Option<&str>,
+        pictures: Vec<Bound<'_, PyPicture>>,
     ) -> PyResult<PyConversation> {
         let tokenizer = &self.loaded.tokenizer;
+        let pictures: Vec<&PicturePrompt> = pictures.iter().map(|picture| &*picture.get().0).collect();
+        let pictures = &pictures[..];
         py.detach(|| {
             let template = match chat_template {
                 None => self.loaded.template.clone(),
                 Some(source) => ChatTemplate::with_tokenizer(source, Some(Arc::clone(tokenizer)))
                     .map_err(|error| errors::of_template(&error))?,
             };
-            let rendering = Rendering { messages, tools, variables, add_generation_prompt, continue_final_message };
+            let rendering =
+                Rendering { messages, tools, variables, add_generation_prompt, continue_final_message, pictures };
             PyConversation::render(template, tokenizer, rendering)
         })
     }
@@ -314,10 +345,16 @@ impl Engine {
     }
 }
 
-/// The arguments of one sequence: the token ids of the prompt, its parameters, its index among the texts of the prompt, its grammar,
-/// and the conversation that it answers.
-type SequenceArgs<'py> =
-    (Vec<u32>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyGrammar>>, Option<Bound<'py, PyConversation>>);
+/// The arguments of one sequence: the token ids of the prompt, the rows of its pictures, its parameters, its index among the texts of
+/// the prompt, its grammar, and the conversation that it answers.
+type SequenceArgs<'py> = (
+    Vec<u32>,
+    Option<Bound<'py, PySpans>>,
+    Bound<'py, PyAny>,
+    u64,
+    Option<Bound<'py, PyGrammar>>,
+    Option<Bound<'py, PyConversation>>,
+);
 
 /// A request for the scheduler, with what is needed to read its result.
 struct PreparedRequest {
@@ -331,8 +368,12 @@ struct PreparedRequest {
 
 impl Engine {
     /// Converts the arguments of a sequence to a request.
-    fn prepare(&self, (ids, params, index, grammar, conversation): SequenceArgs<'_>) -> PyResult<PreparedRequest> {
-        let (request, raised) = request(ids, &params, index, self.n_vocab())?;
+    fn prepare(
+        &self,
+        (ids, spans, params, index, grammar, conversation): SequenceArgs<'_>,
+    ) -> PyResult<PreparedRequest> {
+        let spans = spans.map(|spans| Arc::clone(&spans.get().0)).unwrap_or_default();
+        let (request, raised) = request(ids, spans, &params, index, self.n_vocab())?;
         let has_form = grammar.as_ref().is_some_and(|grammar| grammar.get().is_form());
         let chat = conversation.as_ref().map(|chat| chat.get().inner());
         let constraint = grammar.as_ref().and_then(|grammar| grammar.get().constraint(chat));

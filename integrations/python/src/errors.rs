@@ -18,13 +18,15 @@ import_exception!(metal_attention.errors, TemplateError);
 pub fn of_model(error: &Error) -> PyErr {
     let message = error.to_string();
     match error {
-        Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) => ModelError::new_err(message),
-        Error::Sampling(_) | Error::Cpu(CpuError::Option { .. }) => OptionError::new_err(message),
-        Error::Cpu(_)
-        | Error::Gpu(_)
-        | Error::DeviceUnavailable { .. }
-        | Error::UnknownDevice { .. } => DeviceError::new_err(message),
-        Error::EmptyPrompt | Error::PromptTooLong { .. } => PromptError::new_err(message),
+        Error::Gguf(_) | Error::Model(_) | Error::OtherPictureWidth { .. } | Error::Tokenizer(_) | Error::Rerank(_) => {
+            ModelError::new_err(message)
+        }
+        // Of a picture, only the limits in tokens come here.
+        Error::Sampling(_) | Error::Picture(_) | Error::Cpu(CpuError::Option { .. }) => OptionError::new_err(message),
+        Error::Cpu(_) | Error::Gpu(_) | Error::DeviceUnavailable { .. } | Error::UnknownDevice { .. } => {
+            DeviceError::new_err(message)
+        }
+        Error::EmptyPrompt | Error::PicturePlaces { .. } | Error::PromptTooLong { .. } => PromptError::new_err(message),
         // The library may add errors later.
         _ => EngineError::new_err(message),
     }

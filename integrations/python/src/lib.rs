@@ -10,6 +10,7 @@ mod errors;
 mod grammar;
 mod load;
 mod params;
+mod picture;
 mod processor;
 mod text;
 mod wait;
@@ -22,6 +23,8 @@ fn _engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<conversation::PyConversation>()?;
     module.add_class::<grammar::PyGrammar>()?;
+    module.add_class::<picture::PyPicture>()?;
+    module.add_class::<picture::PySpans>()?;
     module.add_class::<text::Completion>()?;
     module.add_class::<text::Event>()?;
     module.add_class::<text::EventStream>()

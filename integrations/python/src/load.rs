@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::{Scheduler, SchedulerOptions};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, Watch};
+use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, TokenLimits, Watch};
 use metal_attention_chat::ChatTemplate;
 use metal_attention_grammar::GrammarCompiler;
-use metal_attention_hub::{Environment, Hub, HubError, ModelName, DownloadObserver, PREFIX};
+use metal_attention_hub::{DownloadObserver, Environment, Hub, HubError, ModelName, PREFIX};
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::picture::Encoder;
 
 /// The time between two reports of a download's progress.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -21,6 +22,10 @@ const PROGRESS: Duration = Duration::from_millis(100);
 pub struct LoadOptions {
     /// A file or a name on the hub; `None`: the built-in model.
     pub model: Option<String>,
+    /// The file that encodes pictures; `None`: the model reads text only.
+    pub mmproj: Option<PathBuf>,
+    /// The limits of a picture in tokens.
+    pub picture_tokens: TokenLimits,
     /// Whether the file is read into memory instead of being mapped.
     pub in_memory: bool,
     /// The device and its options.
@@ -43,6 +48,8 @@ pub struct LoadedModel {
     pub grammars: GrammarCompiler,
     /// Its use as a reranker. An error if it is none.
     pub reranker: Result<Reranker, Error>,
+    /// Its picture encoder. `None`: no file for it was named.
+    pub encoder: Option<Encoder>,
     /// The kind and the name of the device.
     pub device: String,
     /// The length of the context in tokens.
@@ -52,7 +59,7 @@ pub struct LoadedModel {
 impl LoadOptions {
     /// Opens the model and starts its scheduler. Takes long: call it with Python detached.
     pub fn load(self) -> PyResult<(LoadedModel, Scheduler)> {
-        let Self { model, in_memory, engine, n_parallel, download } = self;
+        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, download } = self;
         let watch = engine.watch.clone();
         let model = match model {
             None => Model::built_in(),
@@ -73,6 +80,8 @@ impl LoadOptions {
             n_queue: usize::MAX,
             ..Default::default()
         };
+        let encoder = mmproj.map(|path| Encoder::open(&path, &model, &engine, picture_tokens));
+        let encoder = encoder.transpose().map_err(|e| errors::of_model(&e))?;
         let pass = model.forward_pass(&options.engine(&model, &engine)).map_err(|e| errors::of_model(&e))?;
         let (device, n_ctx) = (pass.device(), pass.n_ctx());
         let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).map_err(|e| errors::of_start(&e))?;
@@ -80,6 +89,7 @@ impl LoadOptions {
             template: ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
             grammars: GrammarCompiler::new(&tokenizer),
             reranker: Reranker::new(&model),
+            encoder,
             device: format!("{} {}", device.kind, device.name),
             n_ctx,
             tokenizer,

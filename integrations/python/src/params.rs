@@ -1,20 +1,22 @@
 //! Converts Python's `SamplingParams` to a request of the scheduler.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metal_attention::LogitsProcessor;
 use metal_attention::sampling::{NumberOption, SamplerKind, SamplerOptions};
 use metal_attention::scheduler::Request;
+use metal_attention::{LogitsProcessor, PromptSpan};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 
 use crate::errors::OptionError;
 use crate::processor::{PythonProcessor, RaisedException};
 
-/// The request for text number `index` that `params` describe for the prompt `ids`, with a vocabulary of `n_vocab` tokens, and the
-/// place for the exception of its logits processors.
+/// The request for text number `index` that `params` describe for the prompt `ids`, in which `spans` are the rows of pictures, with a
+/// vocabulary of `n_vocab` tokens, and the place for the exception of its logits processors.
 pub fn request(
     ids: Vec<u32>,
+    spans: Arc<[PromptSpan]>,
     params: &Bound<'_, PyAny>,
     index: u64,
     n_vocab: usize,
@@ -30,6 +32,7 @@ pub fn request(
     let prompt_logprobs = most_probable(params, "prompt_logprobs", n_vocab)?;
     let request = Request {
         prompt: ids.into(),
+        spans,
         sampling: sampling(params, index)?,
         max_tokens: get(params, "max_tokens")?,
         min_tokens: get(params, "min_tokens")?,

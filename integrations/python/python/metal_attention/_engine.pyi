@@ -5,7 +5,7 @@ from typing import TypeAlias, final
 
 from .sampling_params import SamplingParams
 
-__all__ = ["Completion", "Conversation", "Engine", "Event", "EventStream", "Grammar", "__version__"]
+__all__ = ["Completion", "Conversation", "Engine", "Event", "EventStream", "Grammar", "Picture", "Spans", "__version__"]
 
 __version__: str
 
@@ -75,6 +75,9 @@ class Conversation:
     @property
     def token_ids(self) -> list[int]: ...
     @property
+    def spans(self) -> Spans | None:
+        """The rows of the pictures; None: there are none."""
+    @property
     def stop(self) -> list[str]:
         """Strings that end an answer, for models that have no token for it."""
     @property
@@ -89,8 +92,24 @@ class Grammar:
     def left_out(self) -> list[str]:
         """Parts of a JSON schema that are not enforced."""
 
-_SequenceArgs: TypeAlias = tuple[Sequence[int], SamplingParams, int, Grammar | None, Conversation | None]
-"""The token ids of the prompt, its parameters, its index among the texts of the prompt, its grammar, and its conversation."""
+@final
+class Picture:
+    """An encoded picture."""
+
+    @property
+    def n_rows(self) -> int:
+        """The number of its rows, each of which takes the place of a token."""
+    @property
+    def n_bytes(self) -> int:
+        """The bytes that it takes in memory."""
+
+@final
+class Spans:
+    """The rows of the pictures in a prompt."""
+
+_SequenceArgs: TypeAlias = tuple[Sequence[int], Spans | None, SamplingParams, int, Grammar | None, Conversation | None]
+"""The token ids of the prompt, the rows of its pictures, its parameters, its index among the texts of the prompt, its grammar, and its
+conversation."""
 
 @final
 class Engine:
@@ -100,6 +119,9 @@ class Engine:
         cls,
         model: str | None,
         *,
+        mmproj: str | None,
+        image_min_tokens: int | None,
+        image_max_tokens: int | None,
         device: str,
         n_ranks: int,
         n_ctx: int | None,
@@ -137,6 +159,9 @@ class Engine:
     def id_to_token(self, id: int) -> str | None: ...
     def token_to_id(self, token: str) -> int | None: ...
     def is_control(self, id: int) -> bool: ...
+    def encode_picture(self, file: bytes) -> Picture: ...
+    def picture_prompt(self, text: str, pictures: Sequence[Picture]) -> tuple[list[int], Spans]:
+        """The token ids of a text with pictures, and their rows."""
     def conversation(
         self,
         messages: str,
@@ -145,6 +170,7 @@ class Engine:
         add_generation_prompt: bool,
         continue_final_message: bool,
         chat_template: str | None,
+        pictures: Sequence[Picture],
     ) -> Conversation: ...
     def grammar(self, fields: str, conversation: Conversation | None) -> Grammar | None:
         """Compiles the grammar that the fields of a request to the server describe, for a text or an answer."""

@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from . import vllm_arguments
-from ._engine import Completion, Conversation, Engine, Grammar
+from . import pictures, vllm_arguments
+from ._engine import Completion, Conversation, Engine, Grammar, Spans
 from .errors import OptionError, PromptError
 from .outputs import (
     CompletionOutput,
@@ -39,10 +39,12 @@ from .stream import Stream, _finish_reason
 from .tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or vLLM's `{"prompt": text}` and `{"prompt_token_ids": ids}`."""
+"""A text, token ids, or vLLM's `{"prompt": text}`, also with `"multi_modal_data": {"image": pictures}`, and
+`{"prompt_token_ids": ids}`."""
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message in the form of OpenAI's interface: `{"role": "user", "content": "Hello!"}`."""
+"""A message in the form of OpenAI's interface: `{"role": "user", "content": "Hello!"}`. The content may be a list of parts, which may
+be pictures."""
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | Mapping[str, Any]
 """Whether an answer calls a function: "auto", the model decides; "none"; "required"; or OpenAI's object, which names one."""
@@ -57,6 +59,8 @@ class _Prompt:
     text: str | None
     """Its text; None: it was given as token ids."""
     token_ids: list[int]
+    spans: Spans | None = None
+    """The rows of its pictures; None: it has none."""
     conversation: Conversation | None = None
     """The conversation that it renders; None: it is plain text."""
     calls: Literal["one", "several"] | None = None
@@ -89,6 +93,9 @@ class LLM:
         self,
         model: str | os.PathLike[str] | None = None,
         *,
+        mmproj: str | os.PathLike[str] | None = None,
+        image_min_tokens: int | None = None,
+        image_max_tokens: int | None = None,
         device: str = "auto",
         n_ctx: int | None = None,
         n_parallel: int = 8,
@@ -108,6 +115,8 @@ class LLM:
 
         model: a GGUF file (any part of a split one), or a name on the Hugging Face hub, `hf:OWNER/REPO[:TYPE or :FILE]`;
             None: the small built-in model.
+        mmproj: the model's file with mmproj in its name, which encodes pictures; None: the model reads text only.
+        image_min_tokens, image_max_tokens: limits of a picture in tokens, in models that keep its size.
         device: "auto" (a GPU in which the model fits, else the CPU), "cpu", "wgpu", "wgpu:1" (by index), "wgpu:NAME", "cuda" or
             "cuda:1".
         n_ctx: the length of the context of each text in tokens, including the prompt; None: that of the training, at most 4096.
@@ -135,6 +144,8 @@ class LLM:
             "n_threads": n_threads,
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
+            "image_min_tokens": image_min_tokens,
+            "image_max_tokens": image_max_tokens,
         }
         for name, value in counts.items():
             if value is not None and not 0 <= value < 1 << 63:
@@ -144,6 +155,9 @@ class LLM:
         try:
             self._engine = Engine(
                 path,
+                mmproj=None if mmproj is None else os.fspath(mmproj),
+                image_min_tokens=image_min_tokens,
+                image_max_tokens=image_max_tokens,
                 device=device,
                 n_ranks=tensor_parallel_size,
                 n_ctx=n_ctx if max_model_len is None else max_model_len,
@@ -157,6 +171,7 @@ class LLM:
         finally:
             download.close()
         _open.add(self._engine)
+        self._pictures = pictures.Pictures(self._engine)
         self._request_ids = itertools.count()
         self._seeds = None if seed is None else random.Random(seed)
         self._warned_of_template = False
@@ -224,16 +239,25 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        images: Any = None,
         use_tqdm: bool = True,
         **vllm: Any,
     ) -> list[RequestOutput]:
         """Continues prompts, `n_parallel` texts at a time.
 
+        `images` are the pictures of the prompt, or a list with those of each prompt: a path, bytes, an image of Pillow's, or a list
+        of these. A picture stands where the text has `<image>`, otherwise before the text.
+
         The outputs are in the order of the prompts. `sampling_params` is for all of them, or a list with one for each; without it
         the values are those that the model's file recommends. Ctrl-C cancels the texts that are not finished.
         """
         vllm_arguments.check("generate", vllm)
-        return self._generate([self._prompt(prompt) for prompt in _prompts(prompts)], sampling_params, use_tqdm)
+        each = _prompts(prompts)
+        of_each = [images] if _is_single(prompts) else [None] * len(each) if images is None else list(images)
+        if len(of_each) != len(each):
+            raise OptionError(f"there are {len(each)} prompts, but images for {len(of_each)}")
+        texts = [self._prompt(prompt, own) for prompt, own in zip(each, of_each, strict=True)]
+        return self._generate(texts, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -251,12 +275,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of a list of them, through the model's chat template.
 
-        Text in messages never becomes a control token. `tools` are described to the model, whose calls are in the outputs'
-        `tool_calls`; their `message` can be appended to the conversation. With `tool_choice` "required" answers are only
-        calls, with {"type": "function", "function": {"name": ...}} one call of this function; with "none" the tools are not
-        described to the model. `chat_template` replaces the model's template (Jinja), and
-        `chat_template_kwargs` are variables of the template, such as `enable_thinking`. `continue_final_message`: answers
-        continue the last message, which is the assistant's.
+        Text in messages never becomes a control token. Pictures are parts of a content: {"type": "image_url", "image_url": {"url":
+        "data:image/png;base64,..."}}, or {"type": "image", "image": ...} with bytes, a pathlib.Path or an image of Pillow's.
+        `tools` are described to the model, whose calls are in the outputs' `tool_calls`; their `message` can be appended to the
+        conversation. With `tool_choice` "required" answers are only calls, with {"type": "function", "function": {"name": ...}} one
+        call of this function; with "none" the tools are not described to the model. `chat_template` replaces the model's template
+        (Jinja), and `chat_template_kwargs` are variables of the template, such as `enable_thinking`. `continue_final_message`:
+        answers continue the last message, which is the assistant's.
         """
         vllm_arguments.check("chat", vllm)
         conversations: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
@@ -272,7 +297,7 @@ class LLM:
             )
             for conversation in conversations
         )
-        prompts = [_Prompt(chat.text, chat.token_ids, chat, calls) for chat in rendered]
+        prompts = [_Prompt(chat.text, chat.token_ids, chat.spans, chat, calls) for chat in rendered]
         return self._generate(prompts, sampling_params, use_tqdm)
 
     def chat_prompt(
@@ -296,9 +321,9 @@ class LLM:
         )
         return conversation.text, conversation.token_ids
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
-        """Continues a prompt and returns the text as a stream, for `for` or `async for`."""
-        return self._stream(self._prompt(prompt), sampling_params)
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, images: Any = None) -> Stream:
+        """Continues a prompt and returns the text as a stream, for `for` or `async for`. `images` are its pictures."""
+        return self._stream(self._prompt(prompt, images), sampling_params)
 
     def chat_stream(
         self,
@@ -322,11 +347,12 @@ class LLM:
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._stream(_Prompt(conversation.text, conversation.token_ids, conversation, calls), sampling_params)
+        prompt = _Prompt(conversation.text, conversation.token_ids, conversation.spans, conversation, calls)
+        return self._stream(prompt, sampling_params)
 
     def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:
         """Computes an embedding of length 1 of each text, pooled in the way that the model's file gives."""
-        texts = [self._prompt(prompt).token_ids for prompt in _prompts(prompts)]
+        texts = [self._text_ids(prompt) for prompt in _prompts(prompts)]
         with Progress(use_tqdm, len(texts), "embedding", "text") as done:
             vectors = self._engine.embed(texts, done)
         return [
@@ -355,7 +381,7 @@ class LLM:
     def logits(self, prompt: Prompt, *, start: int = 0) -> Logits:
         """The logits after each token of a text from index `start` on (a negative one counts from the end), `[n_tokens,
         n_vocab]`."""
-        ids = self._prompt(prompt).token_ids
+        ids = self._text_ids(prompt)
         first = max(len(ids) + start, 0) if start < 0 else start
         data = self._engine.logits(ids, first)
         return np.frombuffer(data, dtype=np.float32).reshape(-1, self.n_vocab)
@@ -373,15 +399,32 @@ class LLM:
     def __repr__(self) -> str:
         return f"<LLM: {self.architecture} on {self.device}, {self._engine.n_parallel} texts of {self.n_ctx} tokens>"
 
-    def _prompt(self, prompt: Prompt) -> _Prompt:
+    def _prompt(self, prompt: Prompt, images: Any = None) -> _Prompt:
         given: Any = prompt
+        found = pictures.listed(images)
         if isinstance(prompt, Mapping):
             given = prompt.get("prompt_token_ids", prompt.get("prompt"))
             if given is None:
                 raise PromptError(f"a prompt has no \"prompt\" and no \"prompt_token_ids\", but {list(prompt)}")
+            data = prompt.get("multi_modal_data") or {}
+            if other := [kind for kind in data if kind != "image"]:
+                raise PromptError(f"multi_modal_data has {other}: models see pictures only (\"image\")")
+            found = [*pictures.listed(data.get("image")), *found]
         if isinstance(given, str):
-            return _Prompt(given, self.tokenize(given))
+            if not found:
+                return _Prompt(given, self.tokenize(given))
+            encoded = [self._pictures.encode(pictures.read(picture)) for picture in found]
+            return _Prompt(given, *self._engine.picture_prompt(given, encoded))
+        if found:
+            raise PromptError("pictures stand in a text: give the prompt as a text, not as token ids")
         return _Prompt(None, _token_ids(given))
+
+    def _text_ids(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt without pictures."""
+        found = self._prompt(prompt)
+        if found.spans is not None:
+            raise PromptError("pictures are read by texts and chats only")
+        return found.token_ids
 
     def _conversation(
         self,
@@ -396,13 +439,15 @@ class LLM:
         if self._engine.chat_template is None and chat_template is None and not self._warned_of_template:
             self._warned_of_template = True
             warnings.warn('the model has no chat template that works: messages become lines of "User:"', stacklevel=3)
+        given, files = pictures.of_messages(messages)
         return self._engine.conversation(
-            json.dumps([dict(message) for message in messages]),
+            json.dumps(given),
             json.dumps([dict(tool) for tool in tools or []]),
             json.dumps(dict(chat_template_kwargs or {})),
             add_generation_prompt,
             continue_final_message,
             chat_template,
+            [self._pictures.encode(file) for file in files],
         )
 
     def _generate(
@@ -419,7 +464,7 @@ class LLM:
         forms = [grammars.of(own, prompt) for own, prompt in zip(params, prompts, strict=True)]
         each = [self._own(own, prompt) for own, prompt in zip(params, prompts, strict=True)]
         requests = [
-            (prompt.token_ids, own, index, form, prompt.conversation)
+            (prompt.token_ids, prompt.spans, own, index, form, prompt.conversation)
             for prompt, own, form in zip(prompts, each, forms, strict=True)
             for index in range(own.n)
         ]
@@ -447,7 +492,7 @@ class LLM:
     def _stream(self, prompt: _Prompt, params: SamplingParams | None) -> Stream:
         params = params or self.get_default_sampling_params()
         form = _Grammars(self._engine).of(params, prompt)
-        text = (prompt.token_ids, self._own(params, prompt), 0, form, prompt.conversation)
+        text = (prompt.token_ids, prompt.spans, self._own(params, prompt), 0, form, prompt.conversation)
         return Stream(self, prompt.token_ids, self._engine.stream(text))
 
     def _own(self, params: SamplingParams, prompt: _Prompt) -> SamplingParams:
@@ -485,11 +530,14 @@ class LLM:
         return str(next(self._request_ids))
 
 
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is a single prompt and no list of them."""
+    return isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     """A single prompt as a list; a list unchanged."""
-    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]
-    return list(prompts)
+    return [prompts] if _is_single(prompts) else list(prompts)
 
 
 def _token_ids(given: Any) -> list[int]:

@@ -21,6 +21,7 @@ WITHOUT_EFFECT = frozenset({
     "block_size",
     "distributed_executor_backend",
     "compilation_config",
+    "limit_mm_per_prompt",
 })
 """Arguments of `LLM` that do not change texts."""
 
@@ -45,8 +46,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "task": ((None, "auto", "generate"), "generate, embed and score are there for what the model can"),
     "enable_lora": ((False,), "adapters are not read: merge them into the model"),
     "speculative_config": ((None,), "no drafts are made here"),
-    "limit_mm_per_prompt": ((None, {}), "text is all that is read"),
-    "mm_processor_kwargs": ((None, {}), "text is all that is read"),
+    "mm_processor_kwargs": ((None, {}), "image_min_tokens and image_max_tokens limit a picture's tokens"),
     "logits_processors": ((None,), "SamplingParams has logits_processors"),
     "structured_outputs_config": ((None, {}), "there is one implementation"),
     "guided_decoding_backend": ((None, "auto", "guidance"), "there is one implementation, llguidance"),
