@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from metal_attention import LLM, ModelError, OptionError, PromptError, RequestOutput, SamplingParams
+from metal_attention import LLM, ModelError, OptionError, PromptError, RequestOutput, SamplingParams, TemplateError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
 
@@ -89,7 +89,7 @@ def test_chats(seeing: LLM, folder: pathlib.Path) -> None:
     for named in (str(folder / "1.bmp"), "file:///1.bmp", "https://localhost/1.png"):
         with pytest.raises(PromptError, match="data: address"):
             seeing.chat(parts({"type": "image_url", "image_url": {"url": named}}), GREEDY)
-    with pytest.raises(PromptError, match="has no picture"):
+    with pytest.raises(TemplateError, match="has no picture"):
         seeing.chat(parts({"type": "image_url"}), GREEDY)
 
 

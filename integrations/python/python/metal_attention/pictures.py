@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ._engine import Engine
 from ._engine import Picture as EncodedPicture
-from .errors import OptionError, PromptError
+from .errors import OptionError, PromptError, TemplateError
 
 KEPT_BYTES = 512 << 20
 """The bytes of encoded pictures that are kept."""
@@ -126,5 +126,5 @@ def _of_part(part: Mapping[str, Any]) -> Picture | None:
     if isinstance(picture, Mapping):
         picture = picture.get("url")
     if picture is None:
-        raise PromptError(f"a part of the type {kind!r} has no picture, but {list(part)}")
+        raise TemplateError(f'a part of type "{kind}" cannot be read: it has no picture, but {list(part)}')
     return picture  # type: ignore[no-any-return]
