@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 
 use metal_attention::picture_files::{Limits, Picture};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{
-    EngineOptions, Error, Model, PictureEncoder, PicturePrompt, PromptBuilder, PromptSpan, TokenLimits,
-};
-use metal_attention_chat::{Prompt, PromptPart, picture_marker, without_picture_markers};
+use metal_attention::{EngineOptions, Error, Model, PictureEncoder, PicturePrompt, PromptSpan, TokenLimits};
+use metal_attention_chat::{Prompt, picture_marker, without_picture_markers};
+use metal_attention_grammar::prompt_with_pictures;
 
 use crate::cli_error::CliError;
 use crate::find_mmproj::{find_mmproj, no_mmproj};
@@ -141,14 +140,7 @@ impl Pictures {
 
     /// The ids and spans of a rendered prompt, in which markers stand for pictures.
     pub fn prompt(&self, prompt: &Prompt, tokenizer: &Tokenizer) -> (Vec<u32>, Vec<PromptSpan>) {
-        let mut builder = PromptBuilder::new(tokenizer);
-        for part in prompt.parts(self.encoded.len()) {
-            match part {
-                PromptPart::Text(text, literals) => builder.text(text, &literals),
-                PromptPart::Picture(number) => builder.picture(&self.encoded[number]),
-            }
-        }
-        builder.finish()
+        prompt_with_pictures(prompt, &self.encoded, tokenizer)
     }
 
     /// A text with `<image>` in the place of markers, as it is shown to the user.

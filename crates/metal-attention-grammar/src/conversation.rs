@@ -1,12 +1,13 @@
 //! [`RenderedConversation`]: a prompt with all that is needed to generate and parse its answer. The C and Python
 //! bindings use it.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{Constraint, PicturePrompt, PromptBuilder, PromptSpan};
 use metal_attention_chat::{
-    ChatTemplate, PromptPart, RenderRequest, RenderedPrompt, TemplateError, Tool, ToolCallParser, ToolNameError,
+    ChatTemplate, Prompt, PromptPart, RenderRequest, RenderedPrompt, TemplateError, Tool, ToolCallParser, ToolNameError,
 };
 
 use crate::{Grammar, GrammarCompiler, GrammarError, Guide, GuideOptions, ResponseFormat};
@@ -83,14 +84,7 @@ impl RenderedConversation {
     /// The token ids and spans of the prompt with the pictures of its messages, in the order of
     /// [`take_pictures`](metal_attention_chat::take_pictures).
     pub fn with_pictures(&self, pictures: &[&PicturePrompt]) -> (Vec<u32>, Vec<PromptSpan>) {
-        let mut builder = PromptBuilder::new(&self.tokenizer);
-        for part in self.rendered.prompt.parts(pictures.len()) {
-            match part {
-                PromptPart::Text(text, literals) => builder.text(text, &literals),
-                PromptPart::Picture(number) => builder.picture(pictures[number]),
-            }
-        }
-        builder.finish()
+        prompt_with_pictures(&self.rendered.prompt, pictures, &self.tokenizer)
     }
 
     /// The strings that end the answer, for a model without a token that does.
@@ -177,6 +171,22 @@ impl RenderedConversation {
         );
         guide.map(|guide| Box::new(guide) as Box<dyn Constraint>)
     }
+}
+
+/// The token ids and spans of a rendered prompt, in which markers with numbers stand for `pictures`.
+pub fn prompt_with_pictures<P: Borrow<PicturePrompt>>(
+    prompt: &Prompt,
+    pictures: &[P],
+    tokenizer: &Tokenizer,
+) -> (Vec<u32>, Vec<PromptSpan>) {
+    let mut builder = PromptBuilder::new(tokenizer);
+    for part in prompt.parts(pictures.len()) {
+        match part {
+            PromptPart::Text(text, literals) => builder.text(text, &literals),
+            PromptPart::Picture(number) => builder.picture(pictures[number].borrow()),
+        }
+    }
+    builder.finish()
 }
 
 #[cfg(test)]

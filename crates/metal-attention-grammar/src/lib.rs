@@ -13,7 +13,7 @@ mod schema;
 mod test_vocabulary;
 
 pub use constraint::{Grammar, GrammarCompiler, GrammarError};
-pub use conversation::{ConversationError, RenderedConversation};
+pub use conversation::{ConversationError, RenderedConversation, prompt_with_pictures};
 pub use fields::FieldError;
 pub use gbnf::GbnfError;
 pub use guide::{Guide, GuideOptions, encode_continuation};

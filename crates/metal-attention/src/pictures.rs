@@ -243,7 +243,7 @@ impl PictureEncoder {
         let mut encoded = self.encode_entries(&entries, advanced)?.into_iter();
         let prompt = |DividedPicture { division, digest: of_picture }: &DividedPicture| {
             let places: Vec<_> = division.entries.iter().map(|entry| entry.place).collect();
-            let rows: Vec<_> = encoded.by_ref().take(places.len()).collect();
+            let mut rows: Vec<_> = encoded.by_ref().take(places.len()).map(Some).collect();
             let parts = self.markers.parts(&places, division.columns, |text| token_of(tokenizer, text).is_some());
             let part = |part: PromptPart| match part {
                 PromptPart::Text(text) => Some(PicturePart::Text(text)),
@@ -251,7 +251,8 @@ impl PictureEncoder {
                 PromptPart::Rows(i) => {
                     let hash =
                         Sha256::new_with_prefix(self.digest).chain_update(of_picture).chain_update(i.to_le_bytes());
-                    Some(PicturePart::Rows(self.rows(&rows[i], ContentHash(hash.finalize().into()))))
+                    let rows = rows.get_mut(i).and_then(Option::take)?;
+                    Some(PicturePart::Rows(self.rows(rows, ContentHash(hash.finalize().into()))))
                 }
             };
             PicturePrompt { parts: parts.into_iter().filter_map(part).collect() }
@@ -295,7 +296,7 @@ impl PictureEncoder {
 
     /// What the text model reads of an encoded picture: each row's embedding, rows that are added after the first layers, positions
     /// by row and column in models whose rotation has sections, and in which layers the rows attend to each other.
-    fn rows(&self, encoded: &EncodedPicture, hash: ContentHash) -> PictureRows {
+    fn rows(&self, encoded: EncodedPicture, hash: ContentHash) -> PictureRows {
         let EncodedPicture { rows, nx, ny } = encoded;
         let width = self.row_width();
         let columns = |i: usize| -> Vec<f32> {
@@ -303,16 +304,16 @@ impl PictureEncoder {
             parts.flatten().copied().collect()
         };
         let n_rows = rows.len() / width;
-        let columns_of_grid = (*nx).max(1) as u32;
+        let columns_of_grid = nx.max(1) as u32;
         let position = |i: u32| Position([0, i / columns_of_grid, i % columns_of_grid]);
         let content = SpanContent {
             hash,
-            rows: columns(0),
             deepstack: (1..=self.n_deepstack).map(columns).collect(),
+            rows: if self.n_deepstack == 0 { rows } else { columns(0) },
             positions: if self.has_sections { (0..n_rows as u32).map(position).collect() } else { Vec::new() },
             bidirectional_in: self.bidirectional_in.clone(),
         };
-        PictureRows { content: Arc::new(content), n_rows, nx: *nx, ny: *ny }
+        PictureRows { content: Arc::new(content), n_rows, nx, ny }
     }
 }
 

@@ -77,7 +77,7 @@ impl CudaEncoder {
             return Ok(Vec::new());
         }
         let encoded = self.encoder.run(&mut self.ops, pictures);
-        self.ops.free_rows();
+        self.ops.end_call();
         encoded
     }
 
@@ -93,7 +93,7 @@ impl CudaEncoder {
     /// Those of [`encode`](Self::encode).
     pub fn time_products(&mut self, pictures: &[[usize; 2]]) -> Result<Duration, CudaError> {
         let time = self.encoder.time_products(&mut self.ops, pictures);
-        self.ops.free_rows();
+        self.ops.end_call();
         time
     }
 

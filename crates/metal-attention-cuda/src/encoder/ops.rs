@@ -33,6 +33,8 @@ pub(super) struct CudaEncoderOps {
     gpu: Arc<CudaDevice>,
     kernels: Kernels,
     memory: RowMemory,
+    /// Pinned memory for the rows that come out; `None` before the first.
+    readback: Option<Readback>,
     /// Space for the partial sums of split-K products, and their counters.
     split: [CudaBuffer; 2],
     /// Whether products and attention read F32 inputs.
@@ -45,7 +47,7 @@ impl CudaEncoderOps {
         let [sums, tickets] = split_bytes(gpu.summary(), MOST_SPLIT_ROWS);
         let zeros = |bytes: usize| gpu.zeros("the picture encoder", bytes as u64);
         let split = [zeros(sums)?, zeros(tickets)?];
-        Ok(Self { memory: RowMemory::new(Arc::clone(&gpu)), gpu, kernels, split, exact, n_launches: 0 })
+        Ok(Self { memory: RowMemory::new(Arc::clone(&gpu)), readback: None, gpu, kernels, split, exact, n_launches: 0 })
     }
 
     /// The GPU.
@@ -53,9 +55,9 @@ impl CudaEncoderOps {
         self.gpu.info()
     }
 
-    /// Frees the memory of rows.
-    pub(super) fn free_rows(&mut self) {
-        self.memory.free();
+    /// Ends a call of the encoder.
+    pub(super) fn end_call(&mut self) {
+        self.memory.end_call();
     }
 
     /// What launches need, for products of rows of `n_in` elements.
@@ -223,7 +225,11 @@ impl EncoderOps for CudaEncoderOps {
 
     fn read(&mut self, rows: &CudaRows) -> Result<Vec<f32>, CudaError> {
         let bytes = (rows.slice().len() * size_of::<f32>()) as u64;
-        let mut readback = Readback::new(&self.gpu, bytes)?;
+        // Pinned memory takes long to allocate.
+        let readback = match self.readback.take().filter(|readback| readback.bytes() >= bytes) {
+            Some(readback) => self.readback.insert(readback),
+            None => self.readback.insert(Readback::new(&self.gpu, bytes)?),
+        };
         readback.copy(rows.buffer(), bytes)?;
         Ok(bytemuck::pod_collect_to_vec(readback.read(bytes)?))
     }

@@ -55,17 +55,20 @@ impl CudaRows {
     }
 }
 
-/// The buffers of one call of the encoder. A buffer that nothing holds any more serves anew: launches that use it are before
-/// those that will, in the order of the stream.
+/// The buffers of the encoder's present call and of the last one. A buffer that nothing holds any more serves anew: launches that
+/// use it are before those that will, in the order of the stream.
 #[derive(Debug)]
 pub(super) struct RowMemory {
     gpu: Arc<CudaDevice>,
-    buffers: Vec<Arc<CudaBuffer>>,
+    /// Each with the number of the last call that used it.
+    buffers: Vec<(Arc<CudaBuffer>, u64)>,
+    /// The number of the present call.
+    call: u64,
 }
 
 impl RowMemory {
     pub(super) fn new(gpu: Arc<CudaDevice>) -> Self {
-        Self { gpu, buffers: Vec::new() }
+        Self { gpu, buffers: Vec::new(), call: 0 }
     }
 
     /// Rows with undefined contents.
@@ -78,13 +81,19 @@ impl RowMemory {
     pub(super) fn buffer<T>(&mut self, n: usize) -> Result<Arc<CudaBuffer>, CudaError> {
         let bytes = (n * size_of::<T>()).max(16) as u64;
         let fits =
-            |buffer: &&Arc<CudaBuffer>| Arc::strong_count(buffer) == 1 && (bytes..=2 * bytes).contains(&buffer.bytes());
-        let free = self.buffers.iter().filter(fits).min_by_key(|buffer| buffer.bytes()).map(Arc::clone);
-        let buffer = if let Some(buffer) = free {
-            buffer
+            |buffer: &Arc<CudaBuffer>| Arc::strong_count(buffer) == 1 && (bytes..=2 * bytes).contains(&buffer.bytes());
+        let free = self.buffers.iter_mut().filter(|(buffer, _)| fits(buffer)).min_by_key(|(buffer, _)| buffer.bytes());
+        let buffer = if let Some((buffer, last_call)) = free {
+            *last_call = self.call;
+            Arc::clone(buffer)
         } else {
-            let buffer = Arc::new(self.gpu.buffer("the rows of pictures", bytes)?);
-            self.buffers.push(Arc::clone(&buffer));
+            let new = self.gpu.buffer("the rows of pictures", bytes).or_else(|_| {
+                // The buffers that are free may be what is missing.
+                self.buffers.retain(|(buffer, _)| Arc::strong_count(buffer) > 1);
+                self.gpu.buffer("the rows of pictures", bytes)
+            });
+            let buffer = Arc::new(new?);
+            self.buffers.push((Arc::clone(&buffer), self.call));
             buffer
         };
         // So that debug builds refuse launches beyond the elements.
@@ -105,8 +114,11 @@ impl RowMemory {
         Ok(CudaRows { buffer, packed: OnceCell::new(), n_rows, width })
     }
 
-    /// Frees all buffers that nothing holds.
-    pub(super) fn free(&mut self) {
-        self.buffers.clear();
+    /// Ends a call: frees the buffers that it has not used. The others serve the next one, since to allocate them takes longer than
+    /// the launches.
+    pub(super) fn end_call(&mut self) {
+        let call = self.call;
+        self.buffers.retain(|(_, last_call)| *last_call == call);
+        self.call += 1;
     }
 }

@@ -2,6 +2,7 @@
 
 use super::geometry::{Layout, MergeOrder, NO_ROW, Place};
 use super::ops::{AttentionSegment, EncoderOps};
+use super::positions::Angles;
 use super::stages::{
     Block, Encoder, EncoderAttention, EncoderFeedForward, PatchOrder, PatchSpec, QueryAttention, Resampler, Stage,
 };
@@ -74,6 +75,9 @@ impl<T: super::EncoderTypes> Encoder<T> {
         let state = run_stages(ops, &self.stages, state)?;
         let width = (1 + self.n_deepstack) * self.n_embd;
         let rows = ops.read(&state.rows)?;
+        if let [Layout { nx, ny, .. }] = state.layouts[..] {
+            return Ok(vec![EncodedPicture { rows, nx, ny }]);
+        }
         let mut rest = &rows[..];
         let pictures = state.layouts.iter().map(|layout| {
             let (rows, after) = rest.split_at(layout.places.len() * width);
@@ -92,6 +96,7 @@ pub(super) fn run_stages<O: EncoderOps>(
 ) -> Result<State<O::Rows>, O::Error> {
     let State { mut rows, mut layouts } = state;
     let mut features = Vec::new();
+    let mut rotation = None;
     for stage in stages {
         match stage {
             Stage::Linear(linear) => rows = ops.linear(&rows, linear)?,
@@ -115,7 +120,7 @@ pub(super) fn run_stages<O: EncoderOps>(
             }
             Stage::DropClassToken => rows = rearrange(ops, &rows, &mut layouts, Layout::drop_others)?,
             Stage::Reorder(order) => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.reorder(*order))?,
-            Stage::Block(block) => run_block(ops, block, &mut rows, &layouts)?,
+            Stage::Block(block) => run_block(ops, block, &mut rows, &layouts, &mut rotation)?,
             Stage::Merge { side, order } => {
                 let transposed = match order {
                     MergeOrder::PatchFirst | MergeOrder::ValueFirst => false,
@@ -142,7 +147,7 @@ pub(super) fn run_stages<O: EncoderOps>(
             Stage::Enlarge { factor } => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.enlarge(*factor))?,
             Stage::QueryAttention(attention) => rows = run_query_attention(ops, attention, &rows, &layouts)?,
             Stage::FeedForward(feed_forward) => rows = run_feed_forward(ops, feed_forward, &rows)?,
-            Stage::Attention(attention) => rows = run_attention(ops, attention, &rows, &layouts)?,
+            Stage::Attention(attention) => rows = run_attention(ops, attention, &rows, &layouts, &mut rotation)?,
             Stage::Sum([first, second]) => {
                 let copy = State { rows: ops.copy(&rows)?, layouts: layouts.clone() };
                 let second = run_stages(ops, second, copy)?;
@@ -226,15 +231,23 @@ fn insert_rows<O: EncoderOps>(
     ops.gather(&both, &order)
 }
 
-/// Runs a transformer block over the residual stream `x`.
+/// The table by which blocks rotate queries and keys. Most blocks of an encoder have the same.
+struct Rotation<R> {
+    angles: Angles,
+    layouts: Vec<Layout>,
+    table: R,
+}
+
+/// Runs a transformer block over the residual stream `x`. `rotation` keeps the table of the last block that rotates.
 fn run_block<O: EncoderOps>(
     ops: &mut O,
     block: &Block<O::Types>,
     x: &mut O::Rows,
     layouts: &[Layout],
+    rotation: &mut Option<Rotation<O::Rows>>,
 ) -> Result<(), O::Error> {
     let input = ops.norm(x, &block.attention_norm)?;
-    let mut output = run_attention(ops, &block.attention, &input, layouts)?;
+    let mut output = run_attention(ops, &block.attention, &input, layouts, rotation)?;
     if let Some(norm) = &block.attention_post_norm {
         output = ops.norm(&output, norm)?;
     }
@@ -281,6 +294,7 @@ fn run_attention<O: EncoderOps>(
     attention: &EncoderAttention<O::Types>,
     x: &O::Rows,
     layouts: &[Layout],
+    rotation: &mut Option<Rotation<O::Rows>>,
 ) -> Result<O::Rows, O::Error> {
     let mut heads = Vec::with_capacity(3);
     for (linear, norm) in
@@ -294,10 +308,17 @@ fn run_attention<O: EncoderOps>(
     }
     let [mut q, mut k, v]: [O::Rows; 3] = heads.try_into().ok().expect("three projections");
     if let Some(angles) = &attention.rope {
-        let table: Vec<f32> = layouts.iter().flat_map(|layout| angles.table(layout)).collect();
-        let table = ops.upload(&table, attention.head_dim)?;
-        ops.rotate(&mut q, &table, attention.head_dim, angles.block)?;
-        ops.rotate(&mut k, &table, attention.head_dim, angles.block)?;
+        let known = rotation.take().filter(|known| known.angles == *angles && known.layouts == layouts);
+        let Rotation { table, .. } = match known {
+            Some(known) => rotation.insert(known),
+            None => {
+                let table: Vec<f32> = layouts.iter().flat_map(|layout| angles.table(layout)).collect();
+                let table = ops.upload(&table, attention.head_dim)?;
+                rotation.insert(Rotation { angles: angles.clone(), layouts: layouts.to_vec(), table })
+            }
+        };
+        ops.rotate(&mut q, table, attention.head_dim, angles.block)?;
+        ops.rotate(&mut k, table, attention.head_dim, angles.block)?;
     }
     let mut first = 0;
     let segments: Vec<_> = layouts

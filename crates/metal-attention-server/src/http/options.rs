@@ -71,7 +71,7 @@ impl Default for HttpOptions {
             slot_save_path: None,
             pictures: PictureOptions::default(),
             max_body: 8 << 20,
-            max_bodies: 256 << 20,
+            max_bodies: 512 << 20,
             responses: ResponseStore::default(),
             max_connections: 512,
             max_connections_per_address: None,

@@ -43,12 +43,12 @@ use std::sync::Arc;
 
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{Constraint, PromptBuilder, PromptSpan};
+use metal_attention::{Constraint, PromptSpan};
 use metal_attention_chat::{
-    ContextBudget, DroppedTurns, FittedPrompt, Message, Prompt, PromptPart, RenderRequest, RenderedPrompt, Role, Tool,
-    ToolCallParser, fit_context, without_picture_markers,
+    ContextBudget, DroppedTurns, FittedPrompt, Message, RenderRequest, RenderedPrompt, Role, Tool, ToolCallParser,
+    fit_context, without_picture_markers,
 };
-use metal_attention_grammar::{Grammar, Guide, GuideOptions, encode_continuation};
+use metal_attention_grammar::{Grammar, Guide, GuideOptions, encode_continuation, prompt_with_pictures};
 
 use super::choice_parser::{ChoiceParser, ChoiceParsers};
 use super::generation::GenerationSettings;
@@ -221,7 +221,7 @@ impl ChatJob {
         let render = |messages: &[Message]| {
             let rendered = self.render_prompt(messages, model, &reasoning_settings)?;
             model.check_length(&rendered.prompt.text, self.messages_field)?;
-            let inputs = encode_prompt(&rendered.prompt, pictures, &model.tokenizer);
+            let inputs = prompt_with_pictures(&rendered.prompt, pictures, &model.tokenizer);
             let n_tokens = inputs.0.len();
             Ok::<_, ApiError>(((rendered, inputs), n_tokens))
         };
@@ -491,21 +491,6 @@ impl ChatJob {
         };
         response_format::checked_grammar(field, grammar, unenforced, notes).map(Some)
     }
-}
-
-/// The ids and spans of a rendered prompt, in which markers stand for pictures.
-fn encode_prompt(prompt: &Prompt, pictures: &EncodedPictures, tokenizer: &Tokenizer) -> (Vec<u32>, Vec<PromptSpan>) {
-    if pictures.is_empty() {
-        return (prompt.encode(tokenizer), Vec::new());
-    }
-    let mut builder = PromptBuilder::new(tokenizer);
-    for part in prompt.parts(pictures.len()) {
-        match part {
-            PromptPart::Text(text, literals) => builder.text(text, &literals),
-            PromptPart::Picture(number) => builder.picture(&pictures[number]),
-        }
-    }
-    builder.finish()
 }
 
 /// The first name of the field path `path`: `response_format` of `response_format.json_schema`.
