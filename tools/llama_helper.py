@@ -16,11 +16,14 @@ def run(*command):
     return done.stdout
 
 
-def compile_helper(llama_cpp, libraries):
-    """Compiles tools/llama-logits.cpp with the sources of llama.cpp and the folder of its libraries; the program's path."""
-    out = os.path.join(ROOT, "target", "llama-logits")
-    include = [f"-I{os.path.join(llama_cpp, folder)}" for folder in ("include", "ggml/include")]
-    source = os.path.join(ROOT, "tools", "llama-logits.cpp")
-    link = [f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{os.path.abspath(libraries)}"]
+def compile_helper(llama_cpp, libraries, name="llama-logits", more=()):
+    """Compiles tools/NAME.cpp with the sources of llama.cpp and the folder of its libraries, of which it links libllama and `more`;
+    the program's path."""
+    out = os.path.join(ROOT, "target", name)
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    include = [f"-I{os.path.join(llama_cpp, folder)}" for folder in ("include", "ggml/include", "tools/mtmd")]
+    source = os.path.join(ROOT, "tools", f"{name}.cpp")
+    names = [*more, "llama", "ggml", "ggml-base"]
+    link = [f"-L{libraries}", *(f"-l{library}" for library in names), f"-Wl,-rpath,{os.path.abspath(libraries)}"]
     run("c++", "-O2", "-std=c++17", *include, source, *link, "-o", out)
     return out

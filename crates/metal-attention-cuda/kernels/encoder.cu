@@ -5,7 +5,7 @@
 // A row of zeros, where a row's index is expected.
 constexpr u32 NO_ROW = ~0u;
 
-enum Function : u32 { GELU_TANH = 0, GELU_ERF = 1, QUICK_GELU = 2, SILU_OF = 3, SUM = 4, PRODUCT = 5, SCALED = 6, CLAMPED = 7 };
+enum Function : u32 { GELU_TANH = 0, GELU_ERF = 1, QUICK_GELU = 2, SILU_OF = 3, SUM = 4, PRODUCT = 5, SCALED = 6, CLAMPED = 7, SQUARED_RELU = 8 };
 
 struct ElementsArgs {
     const float* x;    // [n_rows][width]
@@ -23,6 +23,7 @@ __device__ __forceinline__ float activated(u32 function, float v) {
         case GELU_TANH: return 0.5f * v * (1.0f + tanhf(0.79788456080286535588f * (v + 0.044715f * v * v * v)));
         case GELU_ERF: return 0.5f * v * (1.0f + erff(v * 0.70710678118654752440f));
         case QUICK_GELU: return v / (1.0f + expf(-1.702f * v));
+        case SQUARED_RELU: return v * fmaxf(v, 0.0f);
         default: return v / (1.0f + expf(-v));
     }
 }

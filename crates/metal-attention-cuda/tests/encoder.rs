@@ -128,7 +128,7 @@ fn with_class_token() -> Encoder<FileWeights> {
     let quick = EncoderActivation::QuickGelu;
     let heads = [width, 2, 2, 72];
     let mut stages = vec![Stage::Linear(r.linear(TensorType::F16, 3 * 14 * 14, width))];
-    stages.push(Stage::ClassToken { row: r.numbers(width, 1.0), last: false });
+    stages.push(Stage::Others { before: r.numbers(width, 1.0), after: Vec::new() });
     stages.push(r.positions(width, [5, 4], Interpolation::Cubic));
     stages.push(Stage::Norm(r.norm(NormKind::Layer, width)));
     let (attention, feed_forward) =
@@ -139,7 +139,7 @@ fn with_class_token() -> Encoder<FileWeights> {
     let feed_forward = r.plain(TensorType::F32, width, EncoderActivation::Gelu);
     let attention = r.attention(TensorType::F32, heads, None, None);
     stages.push(r.block(NormKind::Layer, width, attention, feed_forward, true));
-    stages.extend([Stage::JoinFeatures { with_rows: true }, Stage::DropClassToken, Stage::Pool { side: 2 }]);
+    stages.extend([Stage::JoinFeatures { with_rows: true }, Stage::DropOthers, Stage::Pool { side: 2 }]);
     stages.push(Stage::Linear(EncoderLinear { clamp, ..r.linear(TensorType::F32, width + 50, 77) }));
     stages.extend([Stage::Activation(EncoderActivation::GeluErf), Stage::Scale(1.5)]);
     stages.extend([Stage::ScaleColumns(r.factors(77)), Stage::AddRow(r.numbers(77, 1.0))]);
@@ -164,14 +164,18 @@ fn with_windows() -> Encoder<FileWeights> {
         let feed_forward = r.gated(TensorType::Q5_0, width, silu);
         stages.push(r.block(NormKind::Rms, width, attention, feed_forward, i == 1));
     }
-    stages.extend([Stage::Reorder(RowOrder::RowMajor), Stage::RowBreaks(r.numbers(width, 1.0)), Stage::DropClassToken]);
+    stages.extend([
+        Stage::Reorder(RowOrder::RowMajor),
+        Stage::RowBreaks { row: r.numbers(width, 1.0), after_last: false },
+        Stage::DropOthers,
+    ]);
     stages.push(Stage::Merge { side: 2, order: MergeOrder::ValueFirst });
     stages.push(Stage::Norm(r.norm(NormKind::Rms, 4 * width)));
     stages.push(Stage::Linear(r.linear(TensorType::Q8_0, 4 * width, 96)));
     let feed_forward = r.plain(TensorType::Q4_0, 96, EncoderActivation::Gelu);
     stages.push(Stage::Sum([vec![Stage::FeedForward(feed_forward)], Vec::new()]));
     stages.push(Stage::Attention(Box::new(r.attention(TensorType::F16, [96, 3, 3, 130], None, None))));
-    stages.push(Stage::RowBreaks(r.numbers(96, 1.0)));
+    stages.push(Stage::RowBreaks { row: r.numbers(96, 1.0), after_last: false });
     let patch = PatchSpec { side: 4, order: PatchOrder::PixelFirst };
     Encoder { patch, stages, n_embd: 96, n_deepstack: 0 }
 }
@@ -192,8 +196,8 @@ fn with_convolutions() -> Encoder<FileWeights> {
     let attention = QueryAttention { q, k, v, head_dim: 32, out };
     stages.push(Stage::Sum([vec![Stage::QueryAttention(Box::new(attention))], Vec::new()]));
     stages.extend([Stage::Enlarge { factor: 2 }, Stage::Merge { side: 4, order: MergeOrder::Transposed }]);
-    stages.push(Stage::ClassToken { row: r.numbers(16 * width, 1.0), last: true });
-    stages.push(Stage::DropClassToken);
+    stages.push(Stage::Others { before: Vec::new(), after: r.numbers(16 * width, 1.0) });
+    stages.push(Stage::DropOthers);
     let width = 16 * width;
     stages.push(Stage::Resampler(Box::new(Resampler {
         queries: r.numbers(7 * 64, 1.0),

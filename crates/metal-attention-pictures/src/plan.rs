@@ -52,6 +52,7 @@ impl Plan {
                 only((side, side), Fit::Fitted)
             }
             Layout::Kept { multiple, pixels } => only(kept_size(size, multiple, pixels)?, Fit::Fitted),
+            Layout::Stretched { multiple, pixels } => only(kept_size(size, multiple, pixels)?, Fit::Stretched),
             Layout::LongestSide { longest, multiple, pixels } => {
                 only(longest_side_size(size, longest, multiple, pixels)?, Fit::Fitted)
             }

@@ -42,6 +42,13 @@ pub enum Layout {
         /// Limits on its pixels.
         pixels: PixelRange,
     },
+    /// As [`Self::Kept`], but stretched to the size: hunyuanvl.
+    Stretched {
+        /// Both sides are multiples of it.
+        multiple: usize,
+        /// Limits on its pixels.
+        pixels: PixelRange,
+    },
     /// One picture scaled, up or down, to a longest side, and fitted into multiples: lightonocr.
     LongestSide {
         /// The longest side, `clip.vision.preproc_image_size`.
@@ -140,7 +147,9 @@ impl Preprocessing {
     /// and stay as they are.
     pub fn limit_tokens(&mut self, min: Option<usize>, max: Option<usize>) -> Result<()> {
         let (multiple, pixels) = match &mut self.layout {
-            Layout::Kept { multiple, pixels } | Layout::LongestSide { multiple, pixels, .. } => (*multiple, pixels),
+            Layout::Kept { multiple, pixels }
+            | Layout::Stretched { multiple, pixels }
+            | Layout::LongestSide { multiple, pixels, .. } => (*multiple, pixels),
             Layout::Lfm2 { patch, merge, pixels } => (patch.saturating_mul(*merge), pixels),
             Layout::Square { .. } | Layout::Idefics3 { .. } | Layout::Tiled { .. } | Layout::MiniCpm { .. } => {
                 return Ok(());

@@ -29,6 +29,8 @@ fn gelu(v: f32) -> f32 { return v * sigmoid(1.5957691216 * (v + 0.044715 * v * v
 fn quick_gelu(v: f32) -> f32 { return v * sigmoid(1.702 * v); }
 {% elif activation == "silu" %}
 fn silu(v: f32) -> f32 { return v * sigmoid(v); }
+{% elif activation == "squared_relu" %}
+fn squared_relu(v: f32) -> f32 { return v * max(v, 0.0); }
 {% endif %}
 
 @compute @workgroup_size(256)

@@ -165,6 +165,14 @@ impl CpuEncoderOps {
                         *v /= QUICK;
                     }
                 }
+                EncoderActivation::SquaredRelu => {
+                    for v in &mut *x {
+                        *v *= v.max(0.0);
+                    }
+                    if let Some(up) = up {
+                        x.iter_mut().zip(up).for_each(|(v, up)| *v *= up);
+                    }
+                }
                 EncoderActivation::GeluErf => {
                     for v in &mut *x {
                         *v *= 0.5 * (1.0 + libm::erff(*v * std::f32::consts::FRAC_1_SQRT_2));

@@ -7,7 +7,8 @@ use metal_attention_model::vision::{
     AttentionSegment, EncodedPicture, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps, FileWeights, NO_ROW,
     Pixels, VisionModel,
 };
-use metal_attention_testing::mmproj;
+use metal_attention_pictures::{Limits, Picture, normalised};
+use metal_attention_testing::{mmproj, reference};
 
 /// Rows of F64.
 #[derive(Clone)]
@@ -37,6 +38,7 @@ fn activation(x: f64, activation: EncoderActivation) -> f64 {
         EncoderActivation::GeluErf => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
         EncoderActivation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
         EncoderActivation::Silu => x / (1.0 + (-x).exp()),
+        EncoderActivation::SquaredRelu => x.max(0.0).powi(2),
     }
 }
 
@@ -298,12 +300,12 @@ fn every_operation_matches_its_twin() {
             Stage::Reorder(RowOrder::RowMajor),
             Stage::Activation(EncoderActivation::QuickGelu),
             Stage::JoinFeatures { with_rows: true },
-            Stage::ClassToken { row: random(8, 54), last: true },
+            Stage::Others { before: Vec::new(), after: random(8, 54) },
             Stage::Scale(0.7),
-            Stage::DropClassToken,
+            Stage::DropOthers,
             Stage::Merge { side: 2, order: MergeOrder::ValueFirst },
             Stage::Sum([vec![Stage::Scale(-2.0)], vec![Stage::Activation(EncoderActivation::Silu)]]),
-            Stage::RowBreaks(random(9, 216)),
+            Stage::RowBreaks { row: random(9, 216), after_last: false },
         ]
     };
     let encoder = || Encoder {
@@ -324,4 +326,71 @@ fn every_operation_matches_its_twin() {
         let error = nmse(&got.rows, &want.rows);
         assert!(error < 1e-12, "NMSE {error:e}");
     }
+}
+
+/// A part of a picture in `pictures.json`.
+#[derive(serde::Deserialize)]
+struct Part {
+    /// Rows of embeddings.
+    rows: usize,
+    /// Every how many rows one is kept.
+    step: usize,
+    /// 16-bit floats in hexadecimal digits.
+    values: String,
+}
+
+impl Part {
+    fn values(&self) -> Vec<f32> {
+        let bits = self.values.as_bytes().chunks_exact(4).map(|digits| {
+            let digits = std::str::from_utf8(digits).unwrap();
+            u16::from_str_radix(digits, 16).unwrap().swap_bytes()
+        });
+        bits.map(|bits| half::f16::from_bits(bits).to_f32()).collect()
+    }
+}
+
+/// llama.cpp rounds GELU to a table of 16-bit floats, and in convolutions pixels and kernels: NMSE of up to 4e-7; the reference itself
+/// is in 16-bit floats, 2e-8.
+#[test]
+fn encoders_match_llama_cpp() {
+    #[derive(serde::Deserialize)]
+    struct References {
+        models: std::collections::BTreeMap<String, Vec<Vec<Part>>>,
+    }
+    let references: References = reference::read("pictures");
+    let families = mmproj::families();
+    assert!(families.len() == references.models.len(), "tools/reference-pictures writes the file");
+    let mut wrong = Vec::new();
+    for family in families {
+        let file = GgufFile::from_bytes(&family.bytes).unwrap();
+        let model = VisionModel::from_gguf(&file).unwrap();
+        let (preprocessing, mean, std) = (model.preprocessing, model.mean, model.std);
+        let cpu = CpuOptions { n_threads: 2, ..Default::default() };
+        let mut encoder = CpuEncoder::new(&cpu, model.encoder, true).unwrap();
+        for (&[width, height, seed], parts) in family.pictures.iter().zip(&references.models[family.name]) {
+            let name = format!("{} {width} x {height}", family.name);
+            let picture = Picture::decode(&mmproj::bmp(width, height, seed), &Limits::default()).unwrap();
+            let entries = preprocessing.apply(&picture).unwrap().entries;
+            let values: Vec<_> = entries.iter().map(|entry| normalised(&entry.picture, mean, std)).collect();
+            let pixels = values.iter().zip(&entries).map(|(values, entry)| Pixels {
+                values,
+                width: entry.picture.width(),
+                height: entry.picture.height(),
+            });
+            let got = encoder.encode(&pixels.collect::<Vec<_>>()).unwrap();
+            assert_eq!(got.len(), parts.len(), "{name}: parts");
+            for (i, (got, part)) in got.iter().zip(parts).enumerate() {
+                let want = part.values();
+                let width = want.len() / part.rows.div_ceil(part.step);
+                assert_eq!(got.rows.len(), part.rows * width, "{name}, part {i}: values");
+                let kept: Vec<f32> = got.rows.chunks_exact(width).step_by(part.step).flatten().copied().collect();
+                let error = nmse(&kept, &want);
+                println!("{name}, part {i}: NMSE {error:.1e}");
+                if error >= 1e-6 {
+                    wrong.push(format!("{name}, part {i}: NMSE {error:.1e}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -24,6 +24,8 @@ pub(crate) enum ElementsFunction {
     Scale = 6,
     /// `x`, at least `a` and at most `b`.
     Clamp = 7,
+    /// `max(x, 0)^2`, times `y` where there is one.
+    SquaredRelu = 8,
 }
 
 kernel_args! {

@@ -211,6 +211,7 @@ fn function_of(activation: EncoderActivation) -> ElementsFunction {
         EncoderActivation::GeluErf => ElementsFunction::GeluErf,
         EncoderActivation::QuickGelu => ElementsFunction::QuickGelu,
         EncoderActivation::Silu => ElementsFunction::Silu,
+        EncoderActivation::SquaredRelu => ElementsFunction::SquaredRelu,
     }
 }
 

@@ -26,8 +26,8 @@ pub(super) fn check<T: EncoderTypes>(stages: &[Stage<T>]) -> Result<(), CudaErro
         | Stage::ScaleColumns(_)
         | Stage::AddRow(_)
         | Stage::Positions(_)
-        | Stage::ClassToken { .. }
-        | Stage::DropClassToken
+        | Stage::Others { .. }
+        | Stage::DropOthers
         | Stage::Reorder(_)
         | Stage::Merge { .. }
         | Stage::Pool { .. }
@@ -36,6 +36,6 @@ pub(super) fn check<T: EncoderTypes>(stages: &[Stage<T>]) -> Result<(), CudaErro
         | Stage::Enlarge { .. }
         | Stage::FeedForward(_)
         | Stage::JoinFeatures { .. }
-        | Stage::RowBreaks(_) => Ok(()),
+        | Stage::RowBreaks { .. } => Ok(()),
     })
 }

@@ -13,7 +13,7 @@ pub enum Place {
         /// Column.
         x: u32,
     },
-    /// The class token.
+    /// A class token, or another row before or behind the patches.
     Class,
     /// The row behind a row of patches.
     Break,

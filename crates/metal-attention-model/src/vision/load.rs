@@ -219,6 +219,12 @@ impl<'a> EncoderReader<'a> {
         self.computed(name, [n_in, n_out], &kernel)
     }
 
+    /// A convolution whose windows do not overlap, `name.weight`, with its bias, as a matrix `[n_out, n_in]` of any `n_out`.
+    pub(crate) fn kernel_of(&self, name: &str, n_in: usize) -> Result<EncoderLinear<FileWeights>, ModelError> {
+        let tensor = self.tensor(&weight(name), &[n_in, 0])?;
+        self.patch_kernel(name, n_in, tensor.n_elements() / n_in)
+    }
+
     /// A convolution `name.weight`, `[n_out, n_in, side, side]`, with its bias, as a matrix for rows of unfolded patches,
     /// `[n_out, side * side * n_in]`, and its side.
     pub(crate) fn convolution(

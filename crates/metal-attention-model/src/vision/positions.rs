@@ -30,6 +30,9 @@ pub enum Interpolation {
     Cubic,
     /// Row `floor(n * i / grid)` and the column likewise.
     Buckets,
+    /// Linear in both directions between centres, as if the grid were a tenth of a patch longer (Hunyuan-VL); indices are clamped at
+    /// the borders.
+    Lengthened,
 }
 
 /// Some rows along one axis of a table with their weights: those that a patch reads.
@@ -42,9 +45,11 @@ impl PositionTable {
         let [ny, nx] = self.size;
         let (rows, columns) = match self.interpolation {
             Interpolation::None | Interpolation::Axes => (Vec::new(), Vec::new()),
-            Interpolation::Corners | Interpolation::Antialiased | Interpolation::Cubic | Interpolation::Buckets => {
-                (self.taps(ny, layout.ny), self.taps(nx, layout.nx))
-            }
+            Interpolation::Corners
+            | Interpolation::Antialiased
+            | Interpolation::Cubic
+            | Interpolation::Buckets
+            | Interpolation::Lengthened => (self.taps(ny, layout.ny), self.taps(nx, layout.nx)),
         };
         for (out, place) in out.chunks_exact_mut(self.width).zip(&layout.places) {
             let Place::Patch { y, x } = *place else { continue };
@@ -55,7 +60,11 @@ impl PositionTable {
                     self.add(out, x.min(nx - 1), 1.0);
                     self.add(out, nx + y.min(nx - 1), 1.0);
                 }
-                Interpolation::Corners | Interpolation::Antialiased | Interpolation::Cubic | Interpolation::Buckets => {
+                Interpolation::Corners
+                | Interpolation::Antialiased
+                | Interpolation::Cubic
+                | Interpolation::Buckets
+                | Interpolation::Lengthened => {
                     for &(row, v) in &rows[y] {
                         for &(column, u) in &columns[x] {
                             self.add(out, row * nx + column, v * u);
@@ -80,6 +89,11 @@ impl PositionTable {
         (0..n)
             .map(|i| match self.interpolation {
                 Interpolation::None | Interpolation::Axes => Vec::new(),
+                Interpolation::Lengthened => {
+                    let at = ((i as f32 + 0.5) * size as f32 / (n as f32 + 0.1) - 0.5).clamp(0.0, last as f32);
+                    let first = at as usize;
+                    vec![(first, 1.0 - (at - first as f32)), ((first + 1).min(last), at - first as f32)]
+                }
                 _ if size == n => vec![(i, 1.0)],
                 Interpolation::Corners => {
                     let at = if n > 1 { i as f32 * last as f32 / (n - 1) as f32 } else { 0.0 };
@@ -209,6 +223,10 @@ mod tests {
         let halves = of(Antialiased, 4, 2);
         assert!((halves[0] - 5.0 / 7.0).abs() < 1e-6 && (halves[1] - 16.0 / 7.0).abs() < 1e-6, "{halves:?}");
         assert_eq!(of(Buckets, 70, 4), [0.0, 17.0, 35.0, 52.0]);
+        // 0.5 / 1.1 - 0.5 is before the first row; 1.5 / 1.1 - 0.5, 0.86; 2.5 * 2 / 2.1 - 0.5, behind the last.
+        assert_eq!(of(Interpolation::Lengthened, 1, 1), [0.0]);
+        let lengthened = of(Interpolation::Lengthened, 2, 2);
+        assert!(lengthened[0] == 0.0 && (lengthened[1] - (3.0 / 2.1 - 0.5)).abs() < 1e-6, "{lengthened:?}");
         for interpolation in [Corners, Antialiased, Cubic, Buckets, Interpolation::None] {
             assert_eq!(of(interpolation, 4, 4), [0.0, 1.0, 2.0, 3.0], "{interpolation:?}");
         }

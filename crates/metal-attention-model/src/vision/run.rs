@@ -110,15 +110,22 @@ pub(super) fn run_stages<O: EncoderOps>(
                 let positions = ops.upload(&positions, table.width)?;
                 ops.add(&mut rows, &positions)?;
             }
-            Stage::ClassToken { row, last } => {
-                let insert = |layout: &Layout| [if *last { layout.places.len() } else { 0 }].to_vec();
-                rows = insert_rows(ops, &rows, row, Place::Class, &mut layouts, insert)?;
+            Stage::Others { before, after } => {
+                let width = ops.width(&rows);
+                let (n_before, n_after) = (before.len() / width, after.len() / width);
+                let insert = |layout: &Layout| {
+                    let behind = (0..n_after).map(|i| (layout.places.len(), n_before + i));
+                    (0..n_before).map(|i| (0, i)).chain(behind).collect()
+                };
+                let new = [&before[..], after].concat();
+                rows = insert_rows(ops, &rows, &new, Place::Class, &mut layouts, insert)?;
             }
-            Stage::RowBreaks(row) => {
-                let insert = |layout: &Layout| (1..layout.ny).map(|y| y * layout.nx).collect();
+            Stage::RowBreaks { row, after_last } => {
+                let n_breaks = |layout: &Layout| if *after_last { layout.ny } else { layout.ny.saturating_sub(1) };
+                let insert = |layout: &Layout| (1..=n_breaks(layout)).map(|y| (y * layout.nx, 0)).collect();
                 rows = insert_rows(ops, &rows, row, Place::Break, &mut layouts, insert)?;
             }
-            Stage::DropClassToken => rows = rearrange(ops, &rows, &mut layouts, Layout::drop_others)?,
+            Stage::DropOthers => rows = rearrange(ops, &rows, &mut layouts, Layout::drop_others)?,
             Stage::Reorder(order) => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.reorder(*order))?,
             Stage::Block(block) => run_block(ops, block, &mut rows, &layouts, &mut rotation)?,
             Stage::Merge { side, order } => {
@@ -199,16 +206,17 @@ fn join_neighbours<O: EncoderOps>(ops: &mut O, rows: O::Rows, n: usize) -> O::Ro
     ops.reshape(rows, width)
 }
 
-/// Inserts `row` into each picture before the rows with the indices that `at` returns, in rising order.
+/// Inserts rows of `new` into each picture. `at` returns, in rising order, the index of the row before which one stands, and its
+/// own index among the rows of `new`.
 fn insert_rows<O: EncoderOps>(
     ops: &mut O,
     rows: &O::Rows,
-    row: &[f32],
+    new: &[f32],
     place: Place,
     layouts: &mut [Layout],
-    at: impl Fn(&Layout) -> Vec<usize>,
+    at: impl Fn(&Layout) -> Vec<(usize, usize)>,
 ) -> Result<O::Rows, O::Error> {
-    let new = ops.upload(row, row.len())?;
+    let new = ops.upload(new, ops.width(rows))?;
     let both = ops.join_rows(rows, &new)?;
     let n_rows = layouts.iter().map(|layout| layout.places.len()).sum::<usize>() as u32;
     let (mut first, mut order) = (0, Vec::new());
@@ -216,8 +224,8 @@ fn insert_rows<O: EncoderOps>(
         let mut places = Vec::new();
         let mut at = at(layout).into_iter().peekable();
         for i in 0..=layout.places.len() {
-            if at.next_if_eq(&i).is_some() {
-                order.push(n_rows);
+            while let Some((_, row)) = at.next_if(|(before, _)| *before == i) {
+                order.push(n_rows + row as u32);
                 places.push(place);
             }
             if let Some(place) = layout.places.get(i) {

@@ -71,15 +71,15 @@ pub enum Stage<T: EncoderTypes> {
     AddRow(T::Vector),
     /// Adds learned positions to the rows of patches.
     Positions(PositionTable),
-    /// Puts a row before (`last`: behind) the patches.
-    ClassToken {
-        /// The row, position included, `[width]`.
-        row: Vec<f32>,
-        /// Whether it stands behind the patches.
-        last: bool,
+    /// Puts rows before and behind all others: class tokens with their positions, or marks of a picture's begin and end.
+    Others {
+        /// The rows before, `[n, width]`.
+        before: Vec<f32>,
+        /// The rows behind, `[n, width]`.
+        after: Vec<f32>,
     },
     /// Takes all rows away that are not those of patches.
-    DropClassToken,
+    DropOthers,
     /// Puts the rows of patches in an order.
     Reorder(RowOrder),
     /// A transformer block.
@@ -133,8 +133,13 @@ pub enum Stage<T: EncoderTypes> {
         /// Whether the rows themselves come first.
         with_rows: bool,
     },
-    /// Puts a row behind each row of patches but the last: `[width]`.
-    RowBreaks(Vec<f32>),
+    /// Puts a row behind each row of patches.
+    RowBreaks {
+        /// The row, `[width]`.
+        row: Vec<f32>,
+        /// Whether it stands behind the last row of patches, too.
+        after_last: bool,
+    },
     /// Learned queries attend to the rows: there are as many rows after it as queries.
     Resampler(Box<Resampler<T>>),
 }
@@ -185,6 +190,8 @@ pub enum EncoderActivation {
     QuickGelu,
     /// `x / (1 + exp(-x))` (arXiv 1702.03118).
     Silu,
+    /// `max(x, 0)^2` (arXiv 2109.08668).
+    SquaredRelu,
 }
 
 /// A transformer block: `x += s1 * post1(attention(norm1(x)))`, `x += s2 * post2(feed_forward(norm2(x)))`.
@@ -326,8 +333,8 @@ impl Stage<FileWeights> {
             Self::ScaleColumns(factors) => Stage::ScaleColumns(backend.vector(factors)?),
             Self::AddRow(row) => Stage::AddRow(backend.vector(row)?),
             Self::Positions(table) => Stage::Positions(table),
-            Self::ClassToken { row, last } => Stage::ClassToken { row, last },
-            Self::DropClassToken => Stage::DropClassToken,
+            Self::Others { before, after } => Stage::Others { before, after },
+            Self::DropOthers => Stage::DropOthers,
             Self::Reorder(order) => Stage::Reorder(order),
             Self::Block(block) => Stage::Block(Box::new(block.prepare(backend)?)),
             Self::Merge { side, order } => Stage::Merge { side, order },
@@ -350,7 +357,7 @@ impl Stage<FileWeights> {
             }
             Self::Feature(stages) => Stage::Feature(prepare_stages(stages, backend)?),
             Self::JoinFeatures { with_rows } => Stage::JoinFeatures { with_rows },
-            Self::RowBreaks(row) => Stage::RowBreaks(row),
+            Self::RowBreaks { row, after_last } => Stage::RowBreaks { row, after_last },
             Self::Resampler(resampler) => Stage::Resampler(Box::new(resampler.prepare(backend)?)),
         })
     }
@@ -394,6 +401,15 @@ fn prepare_norm<B: PrepareEncoder>(
 }
 
 impl Block<FileWeights> {
+    /// Replaces the activation of the feed-forward.
+    pub(crate) fn set_activation(&mut self, new: EncoderActivation) {
+        match &mut self.feed_forward {
+            EncoderFeedForward::Plain { activation, .. } | EncoderFeedForward::Gated { activation, .. } => {
+                *activation = new
+            }
+        }
+    }
+
     fn prepare<B: PrepareEncoder>(self, backend: &mut B) -> Result<Block<B::Types>, B::Error> {
         Ok(Block {
             attention_norm: self.attention_norm.prepare(backend)?,

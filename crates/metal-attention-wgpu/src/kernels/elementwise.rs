@@ -56,6 +56,7 @@ fn activation_name(activation: EncoderActivation) -> &'static str {
         EncoderActivation::GeluErf => "gelu_erf",
         EncoderActivation::QuickGelu => "quick_gelu",
         EncoderActivation::Silu => "silu",
+        EncoderActivation::SquaredRelu => "squared_relu",
     }
 }
 
@@ -113,6 +114,7 @@ pub fn encoder_activation_twin(activation: EncoderActivation, x: f32) -> f32 {
         EncoderActivation::GeluErf => normal_distribution(x),
         EncoderActivation::QuickGelu => sigmoid(1.702 * x),
         EncoderActivation::Silu => sigmoid(x),
+        EncoderActivation::SquaredRelu => x.max(0.0),
     }) as f32
 }
 
@@ -128,8 +130,13 @@ fn normal_distribution(x: f64) -> f64 {
 }
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
-    let activations =
-        [EncoderActivation::Gelu, EncoderActivation::GeluErf, EncoderActivation::QuickGelu, EncoderActivation::Silu];
+    let activations = [
+        EncoderActivation::Gelu,
+        EncoderActivation::GeluErf,
+        EncoderActivation::QuickGelu,
+        EncoderActivation::Silu,
+        EncoderActivation::SquaredRelu,
+    ];
     let plain = activations.map(|activation| (activation_name(activation), "none", "", 0));
     let gated = activations.map(|activation| (activation_name(activation), "elements", "*", 0));
     let others = [("elements", "+", 0), ("row", "+", 576), ("row", "*", 576), ("range", "", 0)]

@@ -148,15 +148,15 @@ fn with_class_token(ty: TensorType) -> Encoder<FileWeights> {
     let stages = vec![
         Stage::Linear(patches),
         w.positions(64),
-        Stage::ClassToken { row, last: false },
+        Stage::Others { before: row, after: Vec::new() },
         boxed(first),
         Stage::Feature(feature),
         boxed(second),
         Stage::JoinFeatures { with_rows: true },
-        Stage::DropClassToken,
+        Stage::DropOthers,
         Stage::Merge { side: 2, order: MergeOrder::ValueFirst },
         Stage::FeedForward(feed_forward),
-        Stage::RowBreaks(w.numbers(40, 1.0)),
+        Stage::RowBreaks { row: w.numbers(40, 1.0), after_last: false },
     ];
     encoder(4, PatchOrder::ColourFirst, stages, 40, 0)
 }

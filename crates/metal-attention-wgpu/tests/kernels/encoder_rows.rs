@@ -9,8 +9,13 @@ use metal_attention_wgpu::kernels::{
     place_columns_twin, rotate_pairs, rotate_pairs_twin, row_sums, row_sums_twin,
 };
 
-const ACTIVATIONS: [EncoderActivation; 4] =
-    [EncoderActivation::Gelu, EncoderActivation::GeluErf, EncoderActivation::QuickGelu, EncoderActivation::Silu];
+const ACTIVATIONS: [EncoderActivation; 5] = [
+    EncoderActivation::Gelu,
+    EncoderActivation::GeluErf,
+    EncoderActivation::QuickGelu,
+    EncoderActivation::Silu,
+    EncoderActivation::SquaredRelu,
+];
 
 /// (elements of a row, rows)
 const SHAPES: [(usize, usize); 5] = [(1, 1), (3, 5), (31, 9), (256, 3), (1153, 2)];

@@ -40,6 +40,7 @@ fn function(function: ElementsFunction, x: f64, y: f64, [a, b]: [f64; 2]) -> f64
         ElementsFunction::GeluErf => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)) * y,
         ElementsFunction::QuickGelu => x / (1.0 + (-1.702 * x).exp()) * y,
         ElementsFunction::Silu => x / (1.0 + (-x).exp()) * y,
+        ElementsFunction::SquaredRelu => x.max(0.0).powi(2) * y,
         ElementsFunction::Add => x + y,
         ElementsFunction::Multiply => x * y,
         ElementsFunction::Scale => x * a,
@@ -55,6 +56,7 @@ fn functions_of_elements_of_pictures() {
         ElementsFunction::GeluErf,
         ElementsFunction::QuickGelu,
         ElementsFunction::Silu,
+        ElementsFunction::SquaredRelu,
         ElementsFunction::Add,
         ElementsFunction::Multiply,
         ElementsFunction::Scale,
@@ -72,6 +74,7 @@ fn functions_of_elements_of_pictures() {
                 | ElementsFunction::GeluErf
                 | ElementsFunction::QuickGelu
                 | ElementsFunction::Silu
+                | ElementsFunction::SquaredRelu
                 | ElementsFunction::Scale
                 | ElementsFunction::Clamp => true,
             };

@@ -2,7 +2,7 @@
 
 use metal_attention_pictures::{Candidates, Layout};
 
-use super::two_layers;
+use super::{class_token, two_layers};
 use crate::vision::{EncoderActivation, EncoderReader, Interpolation, MergeOrder, Stage, VisionModel};
 use crate::{ModelError, NormKind};
 
@@ -16,15 +16,11 @@ pub(super) fn internvl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError>
     let merged = side * side * r.width;
     let (patch, kernel) = r.patches()?;
     let mut stages = vec![kernel, Stage::Positions(r.positions(1, Interpolation::None)?)];
-    // The class token stands first, as in the original model.
-    let mut row = r.values("v.class_embd", r.width)?;
-    let positions = r.all_values("v.position_embd.weight", r.width)?;
-    row.iter_mut().zip(&positions).for_each(|(v, position)| *v += position);
-    stages.push(Stage::ClassToken { row, last: false });
+    stages.push(class_token(r)?);
     // The norms of the largest towers are RMS norms, which have no bias.
     let kind = if r.has("v.blk.0.ln1.bias") { NormKind::Layer } else { NormKind::Rms };
     stages.extend(r.blocks(r.n_block, kind, |_, _| ())?);
-    stages.push(Stage::DropClassToken);
+    stages.push(Stage::DropOthers);
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.push(Stage::Norm(r.norm("mm.model.mlp.0", merged, NormKind::Layer, EPS)?));
     stages.extend(two_layers(r, ["mm.model.mlp.1", "mm.model.mlp.3"], merged, EncoderActivation::Gelu)?);

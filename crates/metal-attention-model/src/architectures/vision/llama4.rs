@@ -13,11 +13,11 @@ pub(super) fn llama4(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let mut row = r.values("v.class_embd", r.width)?;
     let last = positions.rows.split_off(positions.rows.len() - r.width);
     row.iter_mut().zip(&last).for_each(|(v, position)| *v += position);
-    let mut stages = vec![kernel, Stage::Positions(positions), Stage::ClassToken { row, last: true }];
+    let mut stages = vec![kernel, Stage::Positions(positions), Stage::Others { before: Vec::new(), after: row }];
     stages.push(Stage::Norm(r.norm("v.pre_ln", r.width, NormKind::Layer, r.eps)?));
     stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, block| block.attention.rope = Some(angles.clone()))?);
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
-    stages.push(Stage::DropClassToken);
+    stages.push(Stage::DropOthers);
     stages.push(Stage::Merge { side, order: MergeOrder::Transposed });
     let first = r.linear("mm.model.mlp.1", side * side * r.width, None)?;
     let second = r.linear("mm.model.mlp.2", first.n_out, None)?;

@@ -2,7 +2,7 @@
 
 use metal_attention_pictures::{Candidates, Filter, Layout};
 
-use super::two_layers;
+use super::{class_token, two_layers};
 use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, Stage, VisionModel};
 use crate::{ModelError, NormKind};
 
@@ -16,14 +16,10 @@ fn tower(
 ) -> Result<Encoder<FileWeights>, ModelError> {
     let (patch, kernel) = r.patches()?;
     let mut stages = vec![kernel];
-    let class = r.opt_vector("v.class_embd", r.width)?;
-    stages.push(Stage::Positions(r.positions(class.iter().len(), interpolation)?));
-    let has_class = class.is_some();
-    if let Some(mut row) = class {
-        // The class token stands first, as in the original model.
-        let positions = r.all_values("v.position_embd.weight", r.width)?;
-        row.iter_mut().zip(&positions).for_each(|(v, position)| *v += position);
-        stages.push(Stage::ClassToken { row, last: false });
+    let has_class = r.has("v.class_embd");
+    stages.push(Stage::Positions(r.positions(usize::from(has_class), interpolation)?));
+    if has_class {
+        stages.push(class_token(r)?);
     }
     if let Some(norm) = r.opt_norm("v.pre_ln", r.width, NormKind::Layer, r.eps)? {
         stages.push(Stage::Norm(norm));
@@ -38,7 +34,7 @@ fn tower(
         stages.push(Stage::JoinFeatures { with_rows: false });
     }
     if has_class {
-        stages.push(Stage::DropClassToken);
+        stages.push(Stage::DropOthers);
     }
     Ok(r.encoder(patch, stages))
 }

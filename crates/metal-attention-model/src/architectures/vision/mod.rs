@@ -3,9 +3,11 @@
 //!
 //! In these files `r` is the file.
 
+mod cogvlm;
 mod dots_ocr;
 mod gemma;
 mod glm4v;
+mod hunyuan;
 mod idefics3;
 mod internvl;
 mod kimi;
@@ -14,6 +16,7 @@ mod llama4;
 mod llava;
 mod minicpmv;
 mod mobilenet;
+mod nemotron;
 mod paddleocr;
 mod pixtral;
 mod qwen;
@@ -30,12 +33,14 @@ type FamilyReader = fn(&EncoderReader<'_>) -> Result<VisionModel, ModelError>;
 /// function.
 #[rustfmt::skip]
 const PROJECTORS: &[(&str, &str, FamilyReader)] = &[
+    ("cogvlm",           "CogVLM, CogVLM2",                                       cogvlm::cogvlm),
     ("dots_ocr",         "dots.ocr",                                              dots_ocr::dots_ocr),
     ("gemma3",           "Gemma 3 4B, 12B, 27B",                                  gemma::gemma3),
     ("gemma3nv",         "Gemma 3n E2B, E4B",                                     mobilenet::gemma3nv),
     ("gemma4uv",         "Gemma 4 unified",                                       gemma::gemma4uv),
     ("gemma4v",          "Gemma 4",                                               gemma::gemma4v),
     ("glm4v",            "GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR",                 glm4v::glm4v),
+    ("hunyuanvl",        "HunyuanOCR",                                            hunyuan::hunyuanvl),
     ("idefics3",         "Idefics3, SmolVLM",                                     idefics3::idefics3),
     ("internvl",         "InternVL 2.5, 3, 3.5",                                  internvl::internvl),
     ("janus_pro",        "Janus-Pro",                                             llava::janus_pro),
@@ -46,6 +51,7 @@ const PROJECTORS: &[(&str, &str, FamilyReader)] = &[
     ("llama4",           "Llama 4 Scout, Maverick",                               llama4::llama4),
     ("minicpmv4_6",      "MiniCPM-V 4.6",                                         minicpmv::minicpmv46),
     ("mlp",              "LLaVA 1.5, 1.6; Granite Vision 3",                      llava::mlp),
+    ("nemotron_v2_vl",   "Nemotron Nano VL 12B v2",                               nemotron::nemotron_v2_vl),
     ("paddleocr",        "PaddleOCR-VL",                                          paddleocr::paddleocr),
     ("phi4",             "Phi-4 reasoning vision",                                llava::phi4),
     ("pixtral",          "Pixtral; Mistral Small 3.1, 3.2; Ministral 3; Devstral 2", pixtral::pixtral),
@@ -95,4 +101,12 @@ fn two_layers(
     let first = r.linear(first, n_in, None)?;
     let second = r.linear(second, first.n_out, Some(r.n_embd))?;
     Ok([Stage::Linear(first), Stage::Activation(activation), Stage::Linear(second)])
+}
+
+/// The class token, before the patches as in the original models, with the first row of the table of positions.
+fn class_token(r: &EncoderReader<'_>) -> Result<Stage<FileWeights>, ModelError> {
+    let mut row = r.values("v.class_embd", r.width)?;
+    let positions = r.all_values("v.position_embd.weight", r.width)?;
+    row.iter_mut().zip(&positions).for_each(|(v, position)| *v += position);
+    Ok(Stage::Others { before: row, after: Vec::new() })
 }

@@ -23,7 +23,7 @@ fn encoder(r: &EncoderReader<'_>) -> Result<(usize, Encoder<FileWeights>), Model
     }
     stages.extend(two_layers(r, ["mm.1", "mm.2"], r.width, EncoderActivation::Gelu)?);
     if let Some(row) = r.opt_vector("v.token_embd.img_break", r.n_embd)? {
-        stages.push(Stage::RowBreaks(row));
+        stages.push(Stage::RowBreaks { row, after_last: false });
     }
     Ok((side, r.encoder(patch, stages)))
 }

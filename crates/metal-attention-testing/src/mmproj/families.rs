@@ -1,0 +1,162 @@
+//! An encoder of each family that is compared with llama.cpp's numbers, in `tests/data/reference/pictures.json.xz`.
+
+use super::{Builder, N_BLOCK, N_FF, PATCH, Values, WIDTH};
+
+/// The width of a row of all files, deepstack rows included: that of the text model with which llama.cpp runs them.
+const N_EMBD: usize = 32;
+
+/// A file, and the pictures that llama.cpp has encoded with it.
+pub struct FamilyFile {
+    /// Its name, that of its projector.
+    pub name: &'static str,
+    /// The file.
+    pub bytes: Vec<u8>,
+    /// The file for llama.cpp, where it is another: with the position of the class token behind those of the patches, as llama.cpp puts
+    /// that token, which stands before them in the original models, behind them.
+    pub for_llama_cpp: Option<Vec<u8>>,
+    /// Width, height and seed of each picture, [`bmp`](super::bmp).
+    pub pictures: &'static [[usize; 3]],
+}
+
+/// Pictures that are about as large as a square encoder's.
+const SQUARE: &[[usize; 3]] = &[[37, 24, 1], [24, 50, 2]];
+/// Pictures for encoders that keep a picture's size.
+const KEPT: &[[usize; 3]] = &[[40, 24, 1], [29, 53, 2]];
+
+/// All files.
+pub fn families() -> Vec<FamilyFile> {
+    let file = |name, bytes, pictures| FamilyFile { name, bytes, for_llama_cpp: None, pictures };
+    let with_class = |name, bytes: fn(bool) -> Vec<u8>, pictures| FamilyFile {
+        name,
+        bytes: bytes(false),
+        for_llama_cpp: Some(bytes(true)),
+        pictures,
+    };
+    vec![
+        file("gemma3", super::gemma3(N_EMBD), SQUARE),
+        file("qwen3vl_merger", super::qwen3vl(N_EMBD / 2), KEPT),
+        file("nemotron_v2_vl", nemotron_v2_vl(), SQUARE),
+        with_class("cogvlm", cogvlm, SQUARE),
+        file("hunyuanvl", hunyuanvl(), KEPT),
+    ]
+}
+
+/// The tensors of a tower's block that differ among families.
+#[derive(Clone, Copy)]
+struct BlockParts {
+    /// Whether queries, keys and values are one matrix.
+    fused: bool,
+    /// Whether the feed-forward is gated.
+    gated: bool,
+    /// Whether norms have biases.
+    norm_bias: bool,
+}
+
+/// Layer norms, separate matrices, no gate.
+const PLAIN: BlockParts = BlockParts { fused: false, gated: false, norm_bias: true };
+
+impl Builder {
+    /// A matrix whose outputs are about as large as its inputs, without a bias.
+    fn matrix(&mut self, name: &str, n_in: usize, n_out: usize) {
+        self.add(format!("{name}.weight"), &[n_in, n_out], Values { mean: 0.0, spread: (2.0 / n_in as f32).sqrt() });
+    }
+
+    /// A matrix with a bias.
+    fn linear(&mut self, name: &str, n_in: usize, n_out: usize) {
+        self.matrix(name, n_in, n_out);
+        self.add(format!("{name}.bias"), &[n_out], Values::WIDE);
+    }
+
+    /// A convolution with a bias.
+    fn convolution(&mut self, name: &str, side: usize, n_in: usize, n_out: usize) {
+        let spread = (2.0 / (side * side * n_in) as f32).sqrt();
+        self.add(format!("{name}.weight"), &[side, side, n_in, n_out], Values { mean: 0.0, spread });
+        self.add(format!("{name}.bias"), &[n_out], Values::WIDE);
+    }
+
+    /// A norm's weight.
+    fn scale(&mut self, name: &str, width: usize) {
+        self.add(format!("{name}.weight"), &[width], Values::AROUND_ONE);
+    }
+
+    /// A row of embeddings.
+    fn row(&mut self, name: &str) {
+        self.add(name, &[N_EMBD], Values::WIDE);
+    }
+
+    /// The patches and the blocks.
+    fn tower(&mut self, parts: BlockParts) {
+        self.convolution("v.patch_embd", PATCH, 3, WIDTH);
+        for block in 0..N_BLOCK {
+            let name = |part: &str| format!("v.blk.{block}.{part}");
+            if parts.fused {
+                self.linear(&name("attn_qkv"), WIDTH, 3 * WIDTH);
+            } else {
+                for part in ["attn_q", "attn_k", "attn_v"] {
+                    self.linear(&name(part), WIDTH, WIDTH);
+                }
+            }
+            self.linear(&name("attn_out"), WIDTH, WIDTH);
+            self.linear(&name("ffn_up"), WIDTH, N_FF);
+            if parts.gated {
+                self.linear(&name("ffn_gate"), WIDTH, N_FF);
+            }
+            self.linear(&name("ffn_down"), N_FF, WIDTH);
+            for norm in ["ln1", "ln2"] {
+                if parts.norm_bias {
+                    self.norm(&name(norm), WIDTH);
+                } else {
+                    self.scale(&name(norm), WIDTH);
+                }
+            }
+        }
+    }
+}
+
+fn nemotron_v2_vl() -> Vec<u8> {
+    let mut file = Builder::new("nemotron_v2_vl", &[("image_size", 6 * PATCH), ("projector.scale_factor", 2)], N_EMBD);
+    file.tower(BlockParts { fused: true, ..PLAIN });
+    file.add("v.class_embd", &[WIDTH, 3], Values::WIDE);
+    file.add("v.position_embd.weight", &[WIDTH, 36], Values::WIDE);
+    file.scale("mm.model.mlp.0", 4 * WIDTH);
+    file.matrix("mm.model.mlp.1", 4 * WIDTH, N_FF);
+    file.matrix("mm.model.mlp.3", N_FF, N_EMBD);
+    file.finish()
+}
+
+fn cogvlm(class_last: bool) -> Vec<u8> {
+    let mut file = Builder::new("cogvlm", &[("image_size", 4 * PATCH)], N_EMBD);
+    file.tower(BlockParts { fused: true, ..PLAIN });
+    file.add("v.class_embd", &[WIDTH], Values::WIDE);
+    file.add("v.position_embd.weight", &[WIDTH, 17], Values::WIDE);
+    file.matrix("mm.model.fc", WIDTH, N_EMBD);
+    file.norm("mm.post_fc_norm", N_EMBD);
+    file.matrix("mm.up", N_EMBD, N_FF);
+    file.matrix("mm.gate", N_EMBD, N_FF);
+    file.matrix("mm.down", N_FF, N_EMBD);
+    file.row("v.boi");
+    file.row("v.eoi");
+    file.class_last = class_last;
+    file.finish()
+}
+
+fn hunyuanvl() -> Vec<u8> {
+    let keys = [
+        ("image_size", 6 * PATCH),
+        ("spatial_merge_size", 2),
+        ("image_min_pixels", 4 * 64),
+        ("image_max_pixels", 20 * 64),
+    ];
+    let mut file = Builder::new("hunyuanvl", &keys, N_EMBD);
+    file.tower(PLAIN);
+    file.add("v.position_embd.weight", &[WIDTH, 36], Values::WIDE);
+    file.scale("mm.pre_norm", WIDTH);
+    file.convolution("mm.0", 2, WIDTH, N_FF);
+    file.convolution("mm.2", 1, N_FF, 2 * WIDTH);
+    file.add("v.image_newline", &[2 * WIDTH], Values::WIDE);
+    file.linear("mm.model.fc", 2 * WIDTH, N_EMBD);
+    file.row("mm.image_begin");
+    file.row("mm.image_end");
+    file.scale("mm.post_norm", N_EMBD);
+    file.finish()
+}
