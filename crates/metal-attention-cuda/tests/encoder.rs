@@ -69,6 +69,7 @@ impl Random {
             scale: 1.0 / (head_dim as f32).sqrt(),
             rope,
             window,
+            relative: Vec::new(),
             out: self.linear(ty, n_head * head_dim, width),
         }
     }
@@ -183,7 +184,7 @@ fn with_windows() -> Encoder<FileWeights> {
 /// Convolutions, attention to a coarser grid, and learned queries (MobileNet V5, MiniCPM-V).
 fn with_convolutions() -> Encoder<FileWeights> {
     let (r, width, ty) = (&mut Random(300), 36, TensorType::F32);
-    let mut stages = vec![Stage::Unfold { side: 3, stride: 2 }, Stage::Linear(r.linear(ty, 27, width))];
+    let mut stages = vec![Stage::Unfold { side: 3, stride: 2, centred: false }, Stage::Linear(r.linear(ty, 27, width))];
     stages.push(Stage::Activation(EncoderActivation::GeluErf));
     stages.push(Stage::Depthwise { side: 5, stride: 1, kernel: r.numbers(25 * width, 0.4) });
     stages.push(Stage::Norm(r.norm(NormKind::Rms, width)));

@@ -21,6 +21,7 @@ const MAX_LAYERS: usize = 4096;
 const MAX_EXPERTS: usize = 4096;
 
 /// Reads the metadata of one file, and checks for tensors.
+#[derive(Clone)]
 pub(crate) struct MetadataReader<'a> {
     /// The metadata.
     metadata: &'a Metadata,

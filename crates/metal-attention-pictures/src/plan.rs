@@ -2,7 +2,7 @@
 //!
 //! Sizes are width, height. Formulas are in F32 where llama.cpp's are: results near a boundary would differ otherwise.
 
-use crate::tiling::{lfm2_tiles, minicpm_tiles, minicpm_whole};
+use crate::tiling::{deepseek_tiles, lfm2_tiles, minicpm_tiles, minicpm_whole};
 use crate::{Layout, PictureError, PixelRange, Result};
 
 /// Width and height in pixels.
@@ -15,6 +15,8 @@ pub enum Fit {
     Stretched,
     /// It stays, the rest is filled.
     Fitted,
+    /// The same with sides and offsets rounded to the nearest.
+    FittedNearest,
 }
 
 /// A grid of tiles of one size.
@@ -26,6 +28,8 @@ pub struct Tiles {
     pub columns: usize,
     /// How the picture gets the size of the grid.
     pub fit: Fit,
+    /// Whether the tiles of a row become one picture, below each other.
+    pub joined: bool,
 }
 
 /// What to make of a picture.
@@ -61,14 +65,16 @@ impl Plan {
                 let scaled = idefics3_size(size, longest);
                 let (columns, rows) = (scaled.0.div_ceil(tile), scaled.1.div_ceil(tile));
                 let grid = (columns.saturating_mul(tile), rows.saturating_mul(tile));
-                let tiles = Tiles { size: (tile, tile), rows, columns, fit: Fit::Stretched };
+                let tiles = Tiles { size: (tile, tile), rows, columns, fit: Fit::Stretched, joined: false };
                 Self { prepare: vec![scaled, grid], tiles: Some(tiles), ..only((tile, tile), Fit::Stretched) }
             }
             Layout::Tiled { tile, ref candidates } => {
                 positive(tile, "tile size")?;
                 let is_large = size.0.max(size.1) > tile;
                 let grid = candidates.best(size, tile).filter(|_| is_large);
-                let tiles = grid.map(|(columns, rows)| Tiles { size: (tile, tile), rows, columns, fit: Fit::Fitted });
+                let tiles =
+                    |(columns, rows)| Tiles { size: (tile, tile), rows, columns, fit: Fit::Fitted, joined: false };
+                let tiles = grid.map(tiles);
                 Self { tiles, ..only((tile, tile), Fit::Stretched) }
             }
             Layout::MiniCpm { tile, multiple } => {
@@ -79,6 +85,12 @@ impl Plan {
                 }
                 let tiles = Some(minicpm_tiles(size, tile, multiple));
                 Self { tiles, whole_first: true, ..only(minicpm_whole(size, tile, multiple), Fit::Stretched) }
+            }
+            Layout::DeepSeekOcr { whole, tile, tiles } => {
+                positive(whole, "image size")?;
+                positive(tile, "tile size")?;
+                let tiles = deepseek_tiles(size, tile, tiles);
+                Self { tiles, ..only((whole, whole), Fit::FittedNearest) }
             }
             Layout::Lfm2 { patch, merge, pixels } => {
                 let whole = kept_size(size, patch.saturating_mul(merge), pixels)?;

@@ -1,6 +1,7 @@
 //! `Preprocessing`: how a family of vision models turns a picture into the pictures that its encoder reads.
 
 use crate::plan::{Fit, Plan, Tiles};
+use crate::resize::Rounding;
 use crate::{Candidates, Filter, Picture, PictureError, Result};
 
 /// The least and the most pixels of a resized picture.
@@ -81,6 +82,16 @@ pub enum Layout {
         /// Both sides of all pictures are multiples of it: the patch size, for 4.6 four times that.
         multiple: usize,
     },
+    /// Rows of tiles of the picture stretched to a grid, then the whole fitted into a square: deepseekocr. A picture that is no larger
+    /// than a tile has only the whole. The tiles of a row are one picture, in which they stand below each other.
+    DeepSeekOcr {
+        /// The side of the whole.
+        whole: usize,
+        /// The side of a tile.
+        tile: usize,
+        /// The fewest and the most tiles.
+        tiles: [usize; 2],
+    },
     /// The picture stretched to multiples, a large one after its tiles of [`LFM2_TILE`](crate::LFM2_TILE): lfm2.
     Lfm2 {
         /// The patch size.
@@ -151,7 +162,11 @@ impl Preprocessing {
             | Layout::Stretched { multiple, pixels }
             | Layout::LongestSide { multiple, pixels, .. } => (*multiple, pixels),
             Layout::Lfm2 { patch, merge, pixels } => (patch.saturating_mul(*merge), pixels),
-            Layout::Square { .. } | Layout::Idefics3 { .. } | Layout::Tiled { .. } | Layout::MiniCpm { .. } => {
+            Layout::Square { .. }
+            | Layout::Idefics3 { .. }
+            | Layout::Tiled { .. }
+            | Layout::MiniCpm { .. }
+            | Layout::DeepSeekOcr { .. } => {
                 return Ok(());
             }
         };
@@ -181,7 +196,7 @@ impl Preprocessing {
         };
         let mut entries = self.tiles(source, &tiles)?;
         entries.insert(if plan.whole_first { 0 } else { entries.len() }, whole);
-        Ok(Division { entries, rows: tiles.rows, columns: tiles.columns })
+        Ok(Division { entries, rows: tiles.rows, columns: if tiles.joined { 1 } else { tiles.columns } })
     }
 
     /// The picture resized to `size`.
@@ -189,6 +204,7 @@ impl Preprocessing {
         match fit {
             Fit::Stretched => picture.resized(width, height, self.filter),
             Fit::Fitted => picture.fitted(width, height, self.filter, self.fill),
+            Fit::FittedNearest => picture.fitted_by(width, height, self.filter, self.fill, Rounding::Nearest),
         }
     }
 
@@ -197,6 +213,16 @@ impl Preprocessing {
         let (width, height) = tiles.size;
         let all = (tiles.columns.saturating_mul(width), tiles.rows.saturating_mul(height));
         let all = self.fit(picture, all, tiles.fit)?;
+        if tiles.joined {
+            let row = |row| {
+                let mut picture = Picture::filled(width, tiles.columns * height, self.fill);
+                for column in 0..tiles.columns {
+                    picture.paste(&all.crop(column * width, row * height, width, height), 0, column * height);
+                }
+                Entry { place: Place::Tile { row, column: 0 }, picture }
+            };
+            return Ok((0..tiles.rows).map(row).collect());
+        }
         let places = (0..tiles.rows).flat_map(|row| (0..tiles.columns).map(move |column| (row, column)));
         let entry = |(row, column)| Entry {
             place: Place::Tile { row, column },

@@ -13,6 +13,15 @@ pub const MAX_TARGET_PIXELS: usize = 1 << 26;
 /// Fractional bits of a weight: a sum of weights times bytes fits 32 bits, although single weights exceed 1.
 const WEIGHT_BITS: u32 = 32 - 8 - 2;
 
+/// How the sides and the offset of a fitted picture are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// Sides up and the offset down, as llama.cpp does it for most families.
+    Outwards,
+    /// To the nearest, halves up, as Pillow's `ImageOps.pad`.
+    Nearest,
+}
+
 /// A filter: the weight of a pixel by its distance from the centre, in pixels of the coarser picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
@@ -180,15 +189,38 @@ impl Picture {
     ///
     /// Its sides are rounded up and the offset down, as in llama.cpp. A picture that has the target size stays as it is.
     pub fn fitted(&self, width: usize, height: usize, filter: Filter, fill: [u8; 3]) -> Result<Self> {
+        self.fitted_by(width, height, filter, fill, Rounding::Outwards)
+    }
+
+    /// The same with the sides and the offset rounded by `rounding`.
+    pub(crate) fn fitted_by(
+        &self,
+        width: usize,
+        height: usize,
+        filter: Filter,
+        fill: [u8; 3],
+        rounding: Rounding,
+    ) -> Result<Self> {
         self.check_target(width, height)?;
         if (width, height) == (self.width(), self.height()) {
             return Ok(self.clone());
         }
         let scale = (width as f32 / self.width() as f32).min(height as f32 / self.height() as f32);
-        let scaled = |side: usize, most: usize| ((side as f32 * scale).ceil() as usize).min(most);
+        let scaled = |side: usize, most: usize| {
+            let side = side as f32 * scale;
+            let rounded = match rounding {
+                Rounding::Outwards => side.ceil(),
+                Rounding::Nearest => side.round(),
+            };
+            (rounded as usize).min(most)
+        };
+        let offset = |left: usize| match rounding {
+            Rounding::Outwards => left / 2,
+            Rounding::Nearest => left.div_ceil(2),
+        };
         let inner = self.resized(scaled(self.width(), width), scaled(self.height(), height), filter)?;
         let mut picture = Self::filled(width, height, fill);
-        picture.paste(&inner, (width - inner.width()) / 2, (height - inner.height()) / 2);
+        picture.paste(&inner, offset(width - inner.width()), offset(height - inner.height()));
         Ok(picture)
     }
 

@@ -82,7 +82,7 @@ pub fn minicpm_tiles((width, height): Size, tile: usize, multiple: usize) -> Til
     let slice = (minicpm_side(width, columns) / columns, minicpm_side(height, rows) / rows);
     let (width, height) = minicpm_scaled(slice, tile);
     let size = (minicpm_side(width, multiple), minicpm_side(height, multiple));
-    Tiles { size, rows, columns, fit: Fit::Fitted }
+    Tiles { size, rows, columns, fit: Fit::Fitted, joined: false }
 }
 
 /// The grid of about as many slices as the picture has tiles' areas, whose ratio is nearest in logarithm.
@@ -120,21 +120,30 @@ pub fn lfm2_tiles((width, height): Size, patch: usize, merge: usize, max_pixels:
     if rounded(width) as f64 * rounded(height) as f64 <= max_pixels as f64 * LFM2_TOLERANCE {
         return None;
     }
-    let (columns, rows) = lfm2_grid((width, height));
-    Some(Tiles { size: (LFM2_TILE, LFM2_TILE), rows, columns, fit: Fit::Fitted })
+    let (columns, rows) = nearest_grid((width, height), LFM2_TILE, LFM2_TILES);
+    Some(Tiles { size: (LFM2_TILE, LFM2_TILE), rows, columns, fit: Fit::Fitted, joined: false })
 }
 
-/// The grid whose ratio is nearest to the picture's. Of equal ones the picture fills the largest by more than half, but for the
-/// first, which has the fewest tiles.
-fn lfm2_grid((width, height): Size) -> Size {
+/// The rows of tiles of a picture that is larger than one (the processor of DeepSeek-OCR).
+pub fn deepseek_tiles(size: Size, tile: usize, [least, most]: [usize; 2]) -> Option<Tiles> {
+    if size.0.max(size.1) <= tile {
+        return None;
+    }
+    let (columns, rows) = nearest_grid(size, tile, least..=most);
+    Some(Tiles { size: (tile, tile), rows, columns, fit: Fit::Stretched, joined: true })
+}
+
+/// The grid of so many tiles whose ratio is nearest to the picture's. Of equal ones the picture fills the largest by more than half,
+/// but for the first, which has the fewest tiles.
+fn nearest_grid((width, height): Size, tile: usize, tiles: std::ops::RangeInclusive<usize>) -> Size {
     let ratio = width as f32 / height as f32;
     let area = (width * height) as f32;
     let (mut best, mut least) = ((1, 1), f32::MAX);
-    for n in LFM2_TILES {
+    for n in tiles {
         for columns in (1..=n).filter(|columns| n % columns == 0) {
             let rows = n / columns;
             let error = (ratio - columns as f32 / rows as f32).abs();
-            let fills_half = area > 0.5 * (LFM2_TILE * LFM2_TILE * n) as f32;
+            let fills_half = area > 0.5 * (tile as f32 * tile as f32 * n as f32);
             if error < least || (error == least && fills_half) {
                 (best, least) = ((columns, rows), error);
             }
@@ -171,9 +180,19 @@ mod tests {
         assert_eq!(minicpm_whole((1344, 896), 448, 14), (546, 364));
         assert_eq!(
             minicpm_tiles((1344, 896), 448, 14),
-            Tiles { size: (448, 448), rows: 2, columns: 3, fit: Fit::Fitted }
+            Tiles { size: (448, 448), rows: 2, columns: 3, fit: Fit::Fitted, joined: false }
         );
         assert_eq!(minicpm_grid((3000, 2), 448), (2, 1));
+    }
+
+    #[test]
+    fn deepseek_joins_the_tiles_of_a_row() {
+        let tiles = |size| deepseek_tiles(size, 640, [2, 9]).map(|tiles| (tiles.columns, tiles.rows));
+        assert_eq!(tiles((640, 640)), None);
+        assert_eq!(tiles((641, 300)), Some((2, 1)));
+        assert_eq!(tiles((1000, 1000)), Some((2, 2)));
+        assert_eq!(tiles((1600, 1600)), Some((3, 3)));
+        assert_eq!(tiles((700, 1750)), Some((1, 3)));
     }
 
     #[test]

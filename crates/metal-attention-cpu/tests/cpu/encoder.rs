@@ -290,7 +290,7 @@ fn every_operation_matches_its_twin() {
     use metal_attention_model::vision::{Encoder, MergeOrder, PatchOrder, PatchSpec, RowOrder, Stage};
     let stages = || {
         vec![
-            Stage::Unfold { side: 3, stride: 2 },
+            Stage::Unfold { side: 3, stride: 2, centred: false },
             Stage::Depthwise { side: 3, stride: 1, kernel: random(5, 9 * 27) },
             Stage::Activation(EncoderActivation::GeluErf),
             Stage::Reorder(RowOrder::Windows { window: 4, block: 2 }),
@@ -379,7 +379,8 @@ fn encoders_match_llama_cpp() {
             });
             let got = encoder.encode(&pixels.collect::<Vec<_>>()).unwrap();
             assert_eq!(got.len(), parts.len(), "{name}: parts");
-            for (i, (got, part)) in got.iter().zip(parts).enumerate() {
+            let n_compared = parts.len() - usize::from(family.tiles_only);
+            for (i, (got, part)) in got.iter().zip(parts).take(n_compared).enumerate() {
                 let want = part.values();
                 let width = want.len() / part.rows.div_ceil(part.step);
                 assert_eq!(got.rows.len(), part.rows * width, "{name}, part {i}: values");

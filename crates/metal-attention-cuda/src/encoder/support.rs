@@ -9,8 +9,8 @@ use crate::CudaError;
 pub(super) fn check<T: EncoderTypes>(stages: &[Stage<T>]) -> Result<(), CudaError> {
     let check_heads = |head_dim: usize| AttentionPlan::new(head_dim, true).map(|_| ());
     stages.iter().try_for_each(|stage| match stage {
-        Stage::Block(block) => check_heads(block.attention.head_dim),
-        Stage::Attention(attention) => check_heads(attention.head_dim),
+        Stage::Block(block) => check_heads(block.attention.longest_head()),
+        Stage::Attention(attention) => check_heads(attention.longest_head()),
         Stage::Resampler(resampler) => check_heads(resampler.head_dim),
         Stage::QueryAttention(attention) => {
             check_heads(attention.head_dim)?;
@@ -18,7 +18,7 @@ pub(super) fn check<T: EncoderTypes>(stages: &[Stage<T>]) -> Result<(), CudaErro
             check(&attention.v)
         }
         Stage::Sum(lists) => lists.iter().try_for_each(|stages| check(stages)),
-        Stage::Feature(stages) => check(stages),
+        Stage::Feature(stages) | Stage::Windows { stages, .. } | Stage::Squares(stages) => check(stages),
         Stage::Linear(_)
         | Stage::Norm(_)
         | Stage::Activation(_)
@@ -36,6 +36,7 @@ pub(super) fn check<T: EncoderTypes>(stages: &[Stage<T>]) -> Result<(), CudaErro
         | Stage::Enlarge { .. }
         | Stage::FeedForward(_)
         | Stage::JoinFeatures { .. }
+        | Stage::Separator { .. }
         | Stage::RowBreaks { .. } => Ok(()),
     })
 }

@@ -116,11 +116,13 @@ impl Layout {
     }
 
     /// The windows of a convolution of `side` x `side` patches, row by row, with a step of `stride` and zeros around the grid, of
-    /// which there are as many before as behind it or one less (`SAME` padding). Returns the indices of the rows of each result,
-    /// one after the other.
-    pub fn unfold(&mut self, side: usize, stride: usize) -> Vec<u32> {
+    /// which there are as many before as behind it or one less (`SAME` padding), or, if `centred`, `side / 2` before it. Returns the
+    /// indices of the rows of each result, one after the other.
+    pub fn unfold(&mut self, side: usize, stride: usize, centred: bool) -> Vec<u32> {
         let (nx, ny) = (self.nx.div_ceil(stride), self.ny.div_ceil(stride));
-        let before = |n: usize, results: usize| ((results - 1) * stride + side).saturating_sub(n) / 2;
+        let before = |n: usize, results: usize| {
+            if centred { side / 2 } else { ((results - 1) * stride + side).saturating_sub(n) / 2 }
+        };
         let (left, above) = (before(self.nx, nx), before(self.ny, ny));
         let mut rows = Vec::with_capacity(nx * ny * side * side);
         for (y, x) in (0..nx * ny).map(|i| (i / nx * stride, i % nx * stride)) {
@@ -139,6 +141,23 @@ impl Layout {
         let rows = (0..nx * ny).map(|i| (i / nx / factor * self.nx + i % nx / factor) as u32).collect();
         *self = Self::grid(nx, ny);
         rows
+    }
+
+    /// The windows of `side` x `side` patches, row by row, the last ones filled up with [`NO_ROW`]: the indices of the rows of each,
+    /// one after the other, and for each row its index among those; [`NO_ROW`] for rows that are not those of patches.
+    pub fn filled_windows(&self, side: usize) -> (Vec<u32>, Vec<u32>) {
+        let (columns, rows) = (self.nx.div_ceil(side), self.ny.div_ceil(side));
+        let mut windows = vec![NO_ROW; columns * rows * side * side];
+        let mut back = vec![NO_ROW; self.places.len()];
+        for (row, place) in self.places.iter().enumerate() {
+            if let Place::Patch { y, x } = *place {
+                let (y, x) = (y as usize, x as usize);
+                let at = ((y / side * columns + x / side) * side + y % side) * side + x % side;
+                windows[at] = row as u32;
+                back[row] = at as u32;
+            }
+        }
+        (windows, back)
     }
 
     /// The lengths of the parts that attend to each other: rows that follow each other in one window of `window` x `window`
@@ -194,15 +213,25 @@ mod tests {
     }
 
     #[test]
+    fn windows_are_filled_up() {
+        const NO: u32 = NO_ROW;
+        let (windows, back) = Layout::grid(3, 2).filled_windows(2);
+        assert_eq!(windows, [0, 1, 3, 4, 2, NO, 5, NO]);
+        assert_eq!(back, [0, 1, 4, 2, 3, 6]);
+    }
+
+    #[test]
     fn windows_of_convolutions_have_zeros_around_the_grid() {
         const NO: u32 = NO_ROW;
         let mut layout = Layout::grid(3, 1);
-        assert_eq!(layout.unfold(3, 1)[..9], [NO, NO, NO, NO, 0, 1, NO, NO, NO]);
+        assert_eq!(layout.unfold(3, 1, false)[..9], [NO, NO, NO, NO, 0, 1, NO, NO, NO]);
         assert_eq!(layout, Layout::grid(3, 1));
         // With an even grid the single row and column of zeros are behind it.
         let mut layout = Layout::grid(4, 2);
-        assert_eq!(layout.unfold(3, 2), [0, 1, 2, 4, 5, 6, NO, NO, NO, 2, 3, NO, 6, 7, NO, NO, NO, NO]);
+        assert_eq!(layout.unfold(3, 2, false), [0, 1, 2, 4, 5, 6, NO, NO, NO, 2, 3, NO, 6, 7, NO, NO, NO, NO]);
         assert_eq!(layout, Layout::grid(2, 1));
+        let centred = Layout::grid(4, 2).unfold(3, 2, true);
+        assert_eq!(centred, [NO, NO, NO, NO, 0, 1, NO, 4, 5, NO, NO, NO, 1, 2, 3, 5, 6, 7]);
         assert_eq!(layout.enlarge(2), [0, 0, 1, 1, 0, 0, 1, 1]);
         assert_eq!(layout, Layout::grid(4, 2));
     }

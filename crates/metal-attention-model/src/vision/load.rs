@@ -15,6 +15,7 @@ use crate::{ModelError, NormKind};
 const MAX_SIDE: usize = 64;
 
 /// Reads an `mmproj` file: the sizes that all families have, and tensors with a check of their shapes.
+#[derive(Clone)]
 pub(crate) struct EncoderReader<'a> {
     file: &'a GgufFile,
     /// The metadata, with keys under `clip.`.
@@ -87,6 +88,11 @@ impl<'a> EncoderReader<'a> {
             activation,
             keys,
         })
+    }
+
+    /// The same file with another epsilon of norms.
+    pub(crate) fn with_eps(&self, eps: f32) -> Self {
+        Self { eps, ..self.clone() }
     }
 
     /// Elements of a head.
@@ -305,15 +311,25 @@ impl<'a> EncoderReader<'a> {
         others: usize,
         interpolation: Interpolation,
     ) -> Result<PositionTable, ModelError> {
-        let name = "v.position_embd.weight";
-        let tensor = self.tensor(name, &[self.width, others + 1])?;
-        let n = (tensor.n_elements() / self.width).saturating_sub(others);
+        self.table("v.position_embd.weight", self.width, others, interpolation)
+    }
+
+    /// The table `name` of positions for a square grid, of rows of `width` elements, with `others` further rows.
+    pub(crate) fn table(
+        &self,
+        name: &str,
+        width: usize,
+        others: usize,
+        interpolation: Interpolation,
+    ) -> Result<PositionTable, ModelError> {
+        let tensor = self.tensor(name, &[width, others + 1])?;
+        let n = (tensor.n_elements() / width).saturating_sub(others);
         let side = n.isqrt();
-        let is_square = side > 0 && side * side == n && tensor.row_len() == self.width;
+        let is_square = side > 0 && side * side == n && tensor.row_len() == width;
         let no_grid = "must have a row for each patch of a square picture";
         self.keys.check(name, format!("{:?}", tensor.shape()), is_square, no_grid)?;
         let rows = tensor.to_f32();
-        Ok(PositionTable { rows, width: self.width, size: [side, side], interpolation })
+        Ok(PositionTable { rows, width, size: [side, side], interpolation })
     }
 
     /// The heads of attention of a block or of a merger, whose tensors begin with `prefix`.
@@ -342,12 +358,13 @@ impl<'a> EncoderReader<'a> {
             scale: 1.0 / (head_dim as f32).sqrt(),
             rope: None,
             window: None,
+            relative: Vec::new(),
             out: self.linear(&format!("{prefix}attn_out"), width, Some(width))?,
         })
     }
 
     /// Three matrices `[width, width]` that are stacked in one.
-    fn fused(&self, name: &str, width: usize) -> Result<[EncoderLinear<FileWeights>; 3], ModelError> {
+    pub(crate) fn fused(&self, name: &str, width: usize) -> Result<[EncoderLinear<FileWeights>; 3], ModelError> {
         let tensor = self.tensor(&weight(name), &[width, 3 * width])?;
         Self::check_shape(tensor, &[width, 3 * width])?;
         let bias = self.opt_vector(&format!("{name}.bias"), 3 * width)?;

@@ -11,6 +11,7 @@ mod load;
 mod model;
 mod ops;
 mod positions;
+mod relative;
 mod run;
 mod shapes;
 mod stages;
@@ -25,7 +26,7 @@ pub use run::{EncodedPicture, Pixels};
 pub use shapes::{PictureFamily, PictureShape};
 pub use stages::{
     Block, Clamp, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear, EncoderNorm,
-    EncoderTypes, FileWeights, PatchOrder, PatchSpec, QueryAttention, Resampler, Stage,
+    EncoderTypes, FileWeights, PatchOrder, PatchSpec, QueryAttention, RelativeScores, Resampler, Stage,
 };
 pub use work::EncoderWork;
 

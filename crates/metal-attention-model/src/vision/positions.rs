@@ -28,6 +28,8 @@ pub enum Interpolation {
     Antialiased,
     /// Cubic in both directions between centres, with `a = -0.75`; indices are clamped at the borders.
     Cubic,
+    /// Cubic in both directions between centres, with `a = -0.5`; with a wider window where the grid is smaller than the table.
+    AntialiasedCubic,
     /// Row `floor(n * i / grid)` and the column likewise.
     Buckets,
     /// Linear in both directions between centres, as if the grid were a tenth of a patch longer (Hunyuan-VL); indices are clamped at
@@ -48,6 +50,7 @@ impl PositionTable {
             Interpolation::Corners
             | Interpolation::Antialiased
             | Interpolation::Cubic
+            | Interpolation::AntialiasedCubic
             | Interpolation::Buckets
             | Interpolation::Lengthened => (self.taps(ny, layout.ny), self.taps(nx, layout.nx)),
         };
@@ -63,6 +66,7 @@ impl PositionTable {
                 Interpolation::Corners
                 | Interpolation::Antialiased
                 | Interpolation::Cubic
+                | Interpolation::AntialiasedCubic
                 | Interpolation::Buckets
                 | Interpolation::Lengthened => {
                     for &(row, v) in &rows[y] {
@@ -101,19 +105,13 @@ impl PositionTable {
                     let part = at - first as f32;
                     vec![(first, 1.0 - part), ((first + 1).min(last), part)]
                 }
-                Interpolation::Antialiased => {
-                    let (centre, support) = ((i as f32 + 0.5) * ratio, ratio.max(1.0));
-                    let first = (centre - support + 0.5).max(0.0) as usize;
-                    let end = ((centre + support + 0.5) as usize).min(size);
-                    let weight = |j: usize| (1.0 - ((j as f32 - centre + 0.5) / support).abs()).max(0.0);
-                    let sum: f32 = (first..end).map(weight).sum();
-                    (first..end).map(|j| (j, weight(j) / sum)).collect()
-                }
+                Interpolation::Antialiased => antialiased(i, ratio, size, 1.0, |x| (1.0 - x.abs()).max(0.0)),
+                Interpolation::AntialiasedCubic => antialiased(i, ratio, size, 2.0, |x| cubic(x, -0.5)),
                 Interpolation::Cubic => {
                     let at = (i as f32 + 0.5) * ratio - 0.5;
                     let first = at.floor();
                     let clamped = |j: i32| (first as i64 + i64::from(j)).clamp(0, last as i64) as usize;
-                    (-1..=2).map(|j| (clamped(j), cubic(at - first - j as f32))).collect()
+                    (-1..=2).map(|j| (clamped(j), cubic(at - first - j as f32, -0.75))).collect()
                 }
                 Interpolation::Buckets => vec![((i * size / n).min(last), 1.0)],
             })
@@ -121,14 +119,25 @@ impl PositionTable {
     }
 }
 
-/// The kernel of cubic convolution with `a = -0.75` (Keys 1981) at distance `x`.
-fn cubic(x: f32) -> f32 {
-    const A: f32 = -0.75;
+/// The taps of patch `i` with the filter `kernel`, which is zero from the distance `radius` on, over a table of `size` rows of which
+/// `ratio` are a patch.
+fn antialiased(i: usize, ratio: f32, size: usize, radius: f32, kernel: impl Fn(f32) -> f32) -> Taps {
+    let (centre, scale) = ((i as f32 + 0.5) * ratio, ratio.max(1.0));
+    let support = radius * scale;
+    let first = (centre - support + 0.5).max(0.0) as usize;
+    let end = ((centre + support + 0.5) as usize).min(size);
+    let weight = |j: usize| kernel((j as f32 - centre + 0.5) / scale);
+    let sum: f32 = (first..end).map(&weight).sum();
+    (first..end).map(|j| (j, weight(j) / sum)).collect()
+}
+
+/// The kernel of cubic convolution (Keys 1981) at distance `x`.
+fn cubic(x: f32, a: f32) -> f32 {
     let x = x.abs();
     if x <= 1.0 {
-        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+        ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
     } else if x < 2.0 {
-        ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A
+        ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
     } else {
         0.0
     }
@@ -227,9 +236,14 @@ mod tests {
         assert_eq!(of(Interpolation::Lengthened, 1, 1), [0.0]);
         let lengthened = of(Interpolation::Lengthened, 2, 2);
         assert!(lengthened[0] == 0.0 && (lengthened[1] - (3.0 / 2.1 - 0.5)).abs() < 1e-6, "{lengthened:?}");
-        for interpolation in [Corners, Antialiased, Cubic, Buckets, Interpolation::None] {
+        for interpolation in
+            [Corners, Antialiased, Cubic, Interpolation::AntialiasedCubic, Buckets, Interpolation::None]
+        {
             assert_eq!(of(interpolation, 4, 4), [0.0, 1.0, 2.0, 3.0], "{interpolation:?}");
         }
+        // Symmetric weights around the centres at 1 and 3, of eight elements, cut at the borders; values of a line are kept in the middle.
+        let halves = of(Interpolation::AntialiasedCubic, 16, 8);
+        assert!((halves[4] - 8.5).abs() < 1e-5 && (halves[0] + halves[7] - 15.0).abs() < 1e-5, "{halves:?}");
         // A quarter of the way from 2 to 3: weights of -27/256, 225/256, 67/256 and -9/256.
         let cubic = of(Cubic, 8, 16);
         assert!((cubic[5] - (-27.0 + 2.0 * 225.0 + 3.0 * 67.0 - 4.0 * 9.0) / 256.0).abs() < 1e-6, "{cubic:?}");

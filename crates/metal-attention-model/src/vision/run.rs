@@ -3,6 +3,7 @@
 use super::geometry::{Layout, MergeOrder, NO_ROW, Place};
 use super::ops::{AttentionSegment, EncoderOps};
 use super::positions::Angles;
+use super::relative::attend_by_distance;
 use super::stages::{
     Block, Encoder, EncoderAttention, EncoderFeedForward, PatchOrder, PatchSpec, QueryAttention, Resampler, Stage,
 };
@@ -143,12 +144,12 @@ pub(super) fn run_stages<O: EncoderOps>(
                 let parts = rearrange(ops, &rows, &mut layouts, |layout| layout.merge(*side, false))?;
                 rows = ops.mean(&parts, side * side)?;
             }
-            Stage::Unfold { side, stride } => {
-                let parts = rearrange(ops, &rows, &mut layouts, |layout| layout.unfold(*side, *stride))?;
+            Stage::Unfold { side, stride, centred } => {
+                let parts = rearrange(ops, &rows, &mut layouts, |layout| layout.unfold(*side, *stride, *centred))?;
                 rows = join_neighbours(ops, parts, side * side);
             }
             Stage::Depthwise { side, stride, kernel } => {
-                let windows = rearranged(&mut layouts, |layout| layout.unfold(*side, *stride));
+                let windows = rearranged(&mut layouts, |layout| layout.unfold(*side, *stride, false));
                 rows = ops.weighted_sum(&rows, &windows, side * side, kernel)?;
             }
             Stage::Enlarge { factor } => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.enlarge(*factor))?,
@@ -160,6 +161,14 @@ pub(super) fn run_stages<O: EncoderOps>(
                 let second = run_stages(ops, second, copy)?;
                 State { rows, layouts } = run_stages(ops, first, State { rows, layouts })?;
                 ops.add(&mut rows, &second.rows)?;
+            }
+            Stage::Windows { side, stages } => rows = run_windows(ops, *side, stages, &rows, &layouts)?,
+            Stage::Squares(stages) => State { rows, layouts } = run_squares(ops, stages, State { rows, layouts })?,
+            Stage::Separator { row, ny } => {
+                let insert = |layout: &Layout| {
+                    if layout.ny == *ny { vec![(layout.places.len(), 0)] } else { Vec::new() }
+                };
+                rows = insert_rows(ops, &rows, row, Place::Break, &mut layouts, insert)?;
             }
             Stage::Feature(stages) => {
                 let copy = State { rows: ops.copy(&rows)?, layouts: layouts.clone() };
@@ -175,6 +184,57 @@ pub(super) fn run_stages<O: EncoderOps>(
         }
     }
     Ok(State { rows, layouts })
+}
+
+/// Runs `stages` over windows of `side` x `side` patches.
+fn run_windows<O: EncoderOps>(
+    ops: &mut O,
+    side: usize,
+    stages: &[Stage<O::Types>],
+    rows: &O::Rows,
+    layouts: &[Layout],
+) -> Result<O::Rows, O::Error> {
+    let (mut order, mut back, mut first) = (Vec::new(), Vec::new(), 0);
+    for layout in layouts {
+        let (windows, places) = layout.filled_windows(side);
+        let moved = |by: u32| move |row: u32| if row == NO_ROW { NO_ROW } else { by + row };
+        back.extend(places.into_iter().map(moved(order.len() as u32)));
+        order.extend(windows.into_iter().map(moved(first)));
+        first += layout.places.len() as u32;
+    }
+    let windows = vec![Layout::grid(side, side); order.len() / (side * side)];
+    let state = State { rows: ops.gather(rows, &order)?, layouts: windows };
+    let state = run_stages(ops, stages, state)?;
+    ops.gather(&state.rows, &back)
+}
+
+/// Runs `stages` over the squares of which pictures consist, and puts the results beside each other.
+fn run_squares<O: EncoderOps>(
+    ops: &mut O,
+    stages: &[Stage<O::Types>],
+    state: State<O::Rows>,
+) -> Result<State<O::Rows>, O::Error> {
+    let squares_of = |layout: &Layout| if layout.ny.is_multiple_of(layout.nx) { layout.ny / layout.nx } else { 1 };
+    let counts: Vec<usize> = state.layouts.iter().map(squares_of).collect();
+    let squares = state.layouts.iter().zip(&counts);
+    let squares = squares.flat_map(|(layout, &n)| vec![Layout::grid(layout.nx, layout.ny / n); n]).collect();
+    let State { rows, layouts } = run_stages(ops, stages, State { rows: state.rows, layouts: squares })?;
+    if counts.iter().all(|n| *n == 1) {
+        return Ok(State { rows, layouts });
+    }
+    let (mut order, mut joined, mut rest, mut first) = (Vec::new(), Vec::new(), &layouts[..], 0);
+    for n in counts {
+        let (of_picture, after) = rest.split_at(n);
+        rest = after;
+        let (nx, ny) = (of_picture[0].nx, of_picture[0].ny);
+        let at = |y, square, x| first + ((square * ny + y) * nx + x) as u32;
+        for y in 0..ny {
+            order.extend((0..n).flat_map(|square| (0..nx).map(move |x| at(y, square, x))));
+        }
+        first += (n * nx * ny) as u32;
+        joined.push(Layout::grid(n * nx, ny));
+    }
+    Ok(State { rows: ops.gather(&rows, &order)?, layouts: joined })
 }
 
 /// The rows of all pictures in another order, which `change` returns for each.
@@ -327,6 +387,10 @@ fn run_attention<O: EncoderOps>(
         };
         ops.rotate(&mut q, table, attention.head_dim, angles.block)?;
         ops.rotate(&mut k, table, attention.head_dim, angles.block)?;
+    }
+    if !attention.relative.is_empty() {
+        let attended = attend_by_distance(ops, attention, [&q, &k, &v], layouts)?;
+        return ops.linear(&attended, &attention.out);
     }
     let mut first = 0;
     let segments: Vec<_> = layouts

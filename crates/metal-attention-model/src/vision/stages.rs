@@ -103,6 +103,9 @@ pub enum Stage<T: EncoderTypes> {
         side: usize,
         /// Patches from one to the next.
         stride: usize,
+        /// Whether the middle of the first window is the first patch; otherwise there are as many zeros before the grid as behind it, or
+        /// one less.
+        centred: bool,
     },
     /// A convolution of each column by itself.
     Depthwise {
@@ -126,6 +129,17 @@ pub enum Stage<T: EncoderTypes> {
     Attention(Box<EncoderAttention<T>>),
     /// The sum of the results of two lists of stages over the same rows; an empty list gives the rows themselves.
     Sum([Vec<Stage<T>>; 2]),
+    /// Runs stages over windows of `side` x `side` patches, each as a picture of its own. The last windows are filled up with rows of
+    /// zeros, which the stages see. The stages keep the number of rows.
+    Windows {
+        /// Patches along each side.
+        side: usize,
+        /// The stages.
+        stages: Vec<Stage<T>>,
+    },
+    /// Runs stages over the squares of which a picture that is taller than wide consists, each as a picture of its own, and puts the
+    /// results beside each other. Patches must be row by row, before and after the stages.
+    Squares(Vec<Stage<T>>),
     /// Computes stages apart from the rows, which stay as they are, and keeps the result for [`Self::JoinFeatures`].
     Feature(Vec<Stage<T>>),
     /// Puts the columns of all results that were kept beside each other, behind those of the rows if `with_rows`.
@@ -139,6 +153,13 @@ pub enum Stage<T: EncoderTypes> {
         row: Vec<f32>,
         /// Whether it stands behind the last row of patches, too.
         after_last: bool,
+    },
+    /// Puts a row behind all others of the pictures with so many rows of patches.
+    Separator {
+        /// The row, `[width]`.
+        row: Vec<f32>,
+        /// Rows of patches.
+        ny: usize,
     },
     /// Learned queries attend to the rows: there are as many rows after it as queries.
     Resampler(Box<Resampler<T>>),
@@ -240,8 +261,20 @@ pub struct EncoderAttention<T: EncoderTypes> {
     pub rope: Option<Angles>,
     /// Patches along the side of a window; `None`: rows attend to all rows of their picture.
     pub window: Option<usize>,
+    /// Scores by the distance of a key, for square grids of each size that pictures have; empty: none.
+    pub relative: Vec<RelativeScores<T>>,
     /// The output projection.
     pub out: EncoderLinear<T>,
+}
+
+/// Scores of keys by their distance from the query, down and to the right, that are added to the scaled products (SAM, arXiv
+/// 2304.02643).
+pub struct RelativeScores<T: EncoderTypes> {
+    /// Patches along the side of the grid.
+    pub side: usize,
+    /// `[2 * (2 * side - 1), head_dim]`: the product of row `i` with a query is the score of the keys `side - 1 - i` rows below it, that
+    /// of row `2 * side - 1 + i` the score of the keys `side - 1 - i` columns to its right.
+    pub matrix: EncoderLinear<T>,
 }
 
 /// A feed-forward.
@@ -339,7 +372,7 @@ impl Stage<FileWeights> {
             Self::Block(block) => Stage::Block(Box::new(block.prepare(backend)?)),
             Self::Merge { side, order } => Stage::Merge { side, order },
             Self::Pool { side } => Stage::Pool { side },
-            Self::Unfold { side, stride } => Stage::Unfold { side, stride },
+            Self::Unfold { side, stride, centred } => Stage::Unfold { side, stride, centred },
             Self::Depthwise { side, stride, kernel } => {
                 Stage::Depthwise { side, stride, kernel: backend.vector(kernel)? }
             }
@@ -355,6 +388,9 @@ impl Stage<FileWeights> {
             Self::Sum([first, second]) => {
                 Stage::Sum([prepare_stages(first, backend)?, prepare_stages(second, backend)?])
             }
+            Self::Windows { side, stages } => Stage::Windows { side, stages: prepare_stages(stages, backend)? },
+            Self::Squares(stages) => Stage::Squares(prepare_stages(stages, backend)?),
+            Self::Separator { row, ny } => Stage::Separator { row, ny },
             Self::Feature(stages) => Stage::Feature(prepare_stages(stages, backend)?),
             Self::JoinFeatures { with_rows } => Stage::JoinFeatures { with_rows },
             Self::RowBreaks { row, after_last } => Stage::RowBreaks { row, after_last },
@@ -439,6 +475,11 @@ impl EncoderAttention<FileWeights> {
             scale: self.scale,
             rope: self.rope,
             window: self.window,
+            relative: self
+                .relative
+                .into_iter()
+                .map(|scores| Ok(RelativeScores { side: scores.side, matrix: scores.matrix.prepare(backend)? }))
+                .collect::<Result<_, _>>()?,
             out: self.out.prepare(backend)?,
         })
     }

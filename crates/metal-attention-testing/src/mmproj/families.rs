@@ -16,6 +16,8 @@ pub struct FamilyFile {
     pub for_llama_cpp: Option<Vec<u8>>,
     /// Width, height and seed of each picture, [`bmp`](super::bmp).
     pub pictures: &'static [[usize; 3]],
+    /// Whether only the tiles of a picture are compared, not the whole.
+    pub tiles_only: bool,
 }
 
 /// Pictures that are about as large as a square encoder's.
@@ -25,12 +27,16 @@ const KEPT: &[[usize; 3]] = &[[40, 24, 1], [29, 53, 2]];
 
 /// All files.
 pub fn families() -> Vec<FamilyFile> {
-    let file = |name, bytes, pictures| FamilyFile { name, bytes, for_llama_cpp: None, pictures };
+    let file = |name, bytes, pictures| FamilyFile { name, bytes, for_llama_cpp: None, pictures, tiles_only: false };
     let with_class = |name, bytes: fn(bool) -> Vec<u8>, pictures| FamilyFile {
-        name,
-        bytes: bytes(false),
         for_llama_cpp: Some(bytes(true)),
-        pictures,
+        ..file(name, bytes(false), pictures)
+    };
+    // llama.cpp reads tables of positions of another size than a tile's as if they were transposed, so that there is a file for the whole
+    // and one for tiles.
+    let tiles = FamilyFile {
+        tiles_only: true,
+        ..file("deepseekocr-tiles", deepseekocr(40, 10), &[[700, 300, 1], [650, 700, 2]])
     };
     vec![
         file("gemma3", super::gemma3(N_EMBD), SQUARE),
@@ -38,6 +44,8 @@ pub fn families() -> Vec<FamilyFile> {
         file("nemotron_v2_vl", nemotron_v2_vl(), SQUARE),
         with_class("cogvlm", cogvlm, SQUARE),
         file("hunyuanvl", hunyuanvl(), KEPT),
+        file("deepseekocr", deepseekocr(64, 16), &[[100, 60, 1]]),
+        tiles,
     ]
 }
 
@@ -67,10 +75,15 @@ impl Builder {
         self.add(format!("{name}.bias"), &[n_out], Values::WIDE);
     }
 
-    /// A convolution with a bias.
-    fn convolution(&mut self, name: &str, side: usize, n_in: usize, n_out: usize) {
+    /// A convolution without a bias.
+    fn kernel(&mut self, name: &str, side: usize, n_in: usize, n_out: usize) {
         let spread = (2.0 / (side * side * n_in) as f32).sqrt();
         self.add(format!("{name}.weight"), &[side, side, n_in, n_out], Values { mean: 0.0, spread });
+    }
+
+    /// A convolution with a bias.
+    fn convolution(&mut self, name: &str, side: usize, n_in: usize, n_out: usize) {
+        self.kernel(name, side, n_in, n_out);
         self.add(format!("{name}.bias"), &[n_out], Values::WIDE);
     }
 
@@ -137,6 +150,48 @@ fn cogvlm(class_last: bool) -> Vec<u8> {
     file.row("v.boi");
     file.row("v.eoi");
     file.class_last = class_last;
+    file.finish()
+}
+
+/// Tables of positions for grids of `sam` x `sam` and `clip` x `clip` patches.
+fn deepseekocr(sam: usize, clip: usize) -> Vec<u8> {
+    const NECK: usize = 12;
+    let keys = [
+        ("image_size", 1024),
+        ("sam.block_count", 3),
+        ("sam.head_count", 2),
+        ("sam.embedding_length", WIDTH),
+        ("window_size", 14),
+    ];
+    let mut file = Builder::new("deepseekocr", &keys, N_EMBD);
+    file.convolution("v.sam.patch_embd", 16, 3, WIDTH);
+    file.add("v.sam.pos_embd.weight", &[WIDTH, sam, sam], Values::WIDE);
+    // The last block is one in which all patches attend to each other.
+    for (block, side) in [14, 14, 64].into_iter().enumerate() {
+        let name = |part: &str| format!("v.sam.blk.{block}.{part}");
+        file.norm(&name("pre_ln"), WIDTH);
+        file.linear(&name("attn.qkv"), WIDTH, 3 * WIDTH);
+        file.add(name("attn.pos_h.weight"), &[WIDTH / 2, 2 * side - 1], Values::WIDE);
+        file.add(name("attn.pos_w.weight"), &[WIDTH / 2, 2 * side - 1], Values::WIDE);
+        file.linear(&name("attn.out"), WIDTH, WIDTH);
+        file.norm(&name("post_ln"), WIDTH);
+        file.linear(&name("mlp.lin1"), WIDTH, N_FF);
+        file.linear(&name("mlp.lin2"), N_FF, WIDTH);
+    }
+    for (name, side, n_in, n_out) in
+        [("neck.0", 1, WIDTH, NECK), ("neck.2", 3, NECK, NECK), ("net_2", 3, NECK, NECK), ("net_3", 3, NECK, WIDTH)]
+    {
+        file.kernel(&format!("v.sam.{name}"), side, n_in, n_out);
+    }
+    file.norm("v.sam.neck.1", NECK);
+    file.norm("v.sam.neck.3", NECK);
+    file.tower(BlockParts { fused: true, ..PLAIN });
+    file.add("v.class_embd", &[WIDTH], Values::WIDE);
+    file.add("v.position_embd.weight", &[WIDTH, clip * clip + 1], Values::WIDE);
+    file.norm("v.pre_ln", WIDTH);
+    file.linear("mm.model.fc", 2 * WIDTH, N_EMBD);
+    file.row("v.image_newline");
+    file.row("v.view_seperator");
     file.finish()
 }
 

@@ -63,6 +63,7 @@ impl Weights {
             scale: 1.0 / (head_dim as f32).sqrt(),
             rope: None,
             window: None,
+            relative: Vec::new(),
             out: self.linear(width, width),
         }
     }
@@ -226,11 +227,14 @@ fn with_convolutions(ty: TensorType) -> Encoder<FileWeights> {
         Stage::QueryAttention(Box::new(attention)),
         Stage::ScaleColumns(w.numbers(32, 1.0)),
     ];
-    let coarse =
-        vec![Stage::Unfold { side: 3, stride: 2 }, Stage::Linear(w.linear(9 * 32, 32)), Stage::Enlarge { factor: 2 }];
+    let coarse = vec![
+        Stage::Unfold { side: 3, stride: 2, centred: false },
+        Stage::Linear(w.linear(9 * 32, 32)),
+        Stage::Enlarge { factor: 2 },
+    ];
     let stages = vec![
         // Three values of a pixel, with zeros where a convolution reads beyond the picture.
-        Stage::Unfold { side: 3, stride: 2 },
+        Stage::Unfold { side: 3, stride: 2, centred: false },
         Stage::Linear(w.linear_of(TensorType::F32, 27, 32)),
         Stage::AddRow(w.numbers(32, 0.5)),
         Stage::Sum([Vec::new(), residual]),

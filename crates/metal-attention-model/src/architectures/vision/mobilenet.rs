@@ -37,7 +37,7 @@ impl Builder<'_> {
     fn convolution(&mut self, name: &str, stride: usize) -> Result<(), ModelError> {
         let (side, linear) = self.r.convolution(name, self.width)?;
         if side > 1 || stride > 1 {
-            self.stages.push(Stage::Unfold { side, stride });
+            self.stages.push(Stage::Unfold { side, stride, centred: false });
         }
         self.width = linear.n_out;
         self.stages.push(Stage::Linear(linear));

@@ -4,6 +4,7 @@
 //! In these files `r` is the file.
 
 mod cogvlm;
+mod deepseek;
 mod dots_ocr;
 mod gemma;
 mod glm4v;
@@ -34,6 +35,7 @@ type FamilyReader = fn(&EncoderReader<'_>) -> Result<VisionModel, ModelError>;
 #[rustfmt::skip]
 const PROJECTORS: &[(&str, &str, FamilyReader)] = &[
     ("cogvlm",           "CogVLM, CogVLM2",                                       cogvlm::cogvlm),
+    ("deepseekocr",      "DeepSeek-OCR, Unlimited-OCR",                           deepseek::deepseekocr),
     ("dots_ocr",         "dots.ocr",                                              dots_ocr::dots_ocr),
     ("gemma3",           "Gemma 3 4B, 12B, 27B",                                  gemma::gemma3),
     ("gemma3nv",         "Gemma 3n E2B, E4B",                                     mobilenet::gemma3nv),
