@@ -17,6 +17,13 @@ pub enum Fit {
     Fitted,
     /// The same with sides and offsets rounded to the nearest.
     FittedNearest,
+    /// It gets this size, no larger than the target, and stands in the upper left corner; the rest is filled.
+    Corner {
+        /// Pixels of a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+    },
 }
 
 /// A grid of tiles of one size.
@@ -57,6 +64,16 @@ impl Plan {
             }
             Layout::Kept { multiple, pixels } => only(kept_size(size, multiple, pixels)?, Fit::Fitted),
             Layout::Stretched { multiple, pixels } => only(kept_size(size, multiple, pixels)?, Fit::Stretched),
+            Layout::RoundedUp { multiple, pixels } => {
+                only(rounded_up_size(size, multiple, pixels.max)?, Fit::Stretched)
+            }
+            Layout::NearestRatio { multiple, pixels } => {
+                only(nearest_ratio_size(size, multiple, pixels.max)?, Fit::Stretched)
+            }
+            Layout::Canvas { multiple, pixels } => {
+                let (canvas, (width, height)) = canvas_size(size, multiple, pixels)?;
+                only(canvas, Fit::Corner { width, height })
+            }
             Layout::LongestSide { longest, multiple, pixels } => {
                 only(longest_side_size(size, longest, multiple, pixels)?, Fit::Fitted)
             }
@@ -117,6 +134,82 @@ fn kept_size((width, height): Size, multiple: usize, pixels: PixelRange) -> Resu
     limited_size((width, height), (nearest(width), nearest(height)), multiple, pixels)
 }
 
+/// The size of a picture in steps of two hundredths of its own, rounded up: the processor of Youtu-VL.
+fn rounded_up_size((width, height): Size, multiple: usize, max_pixels: usize) -> Result<Size> {
+    positive(multiple, "patch size")?;
+    let mut scale = 1.0_f32;
+    loop {
+        let scaled = |side: usize| to_multiple(side as f32 * scale, multiple, f32::ceil).max(multiple);
+        let size = (scaled(width), scaled(height));
+        if size.0.saturating_mul(size.1) <= max_pixels {
+            return Ok(size);
+        }
+        scale -= 0.02;
+        if scale <= 0.0 {
+            return Err(PictureError::TooLong { width, height, max_pixels });
+        }
+    }
+}
+
+/// The multiples below and above a picture's sides, after it was shrunk to the most pixels, whose ratio is nearest to its own; of equal
+/// ones the largest: `get_aspect_ratio_preserving_size` of Muse Glimmer's processor.
+fn nearest_ratio_size((width, height): Size, multiple: usize, max_pixels: usize) -> Result<Size> {
+    positive(multiple, "patch size")?;
+    let most = max_pixels / multiple.saturating_mul(multiple);
+    let (mut rows, mut columns) = (height as f64 / multiple as f64, width as f64 / multiple as f64);
+    let ratio = columns / rows;
+    if rows * columns > most as f64 {
+        rows = (most as f64 / ratio).sqrt();
+        columns = rows * ratio;
+    }
+    let ends = |side: f64| [side.floor() as usize, side.ceil() as usize];
+    let mut best: Option<(f64, Size)> = None;
+    for (y, x) in ends(rows).into_iter().flat_map(|y| ends(columns).map(|x| (y, x))) {
+        if y == 0 || x == 0 || y.saturating_mul(x) > most {
+            continue;
+        }
+        let error = (y as f64 / x as f64 - height as f64 / width as f64).abs();
+        if best.is_none_or(|(least, (best_x, best_y))| error < least || (error == least && x * y > best_x * best_y)) {
+            best = Some((error, (x, y)));
+        }
+    }
+    let rounded = |side: f64| (side.round() as usize).max(1);
+    let (columns, rows) = best.map_or((rounded(columns), rounded(rows)), |(_, size)| size);
+    Ok((columns.saturating_mul(multiple), rows.saturating_mul(multiple)))
+}
+
+/// The sizes of a canvas and of the picture in its corner: the processor of GLM-5V.
+fn canvas_size((width, height): Size, multiple: usize, pixels: PixelRange) -> Result<(Size, Size)> {
+    positive(multiple, "patch size")?;
+    let aligned = |side: usize| side.max(1).next_multiple_of(multiple);
+    let area = width.saturating_mul(height);
+    let mut canvas = (aligned(width), aligned(height));
+    if canvas.0.saturating_mul(canvas.1) < pixels.min {
+        let scale = (pixels.min as f64 / area as f64).sqrt();
+        canvas = (aligned((width as f64 * scale).ceil() as usize), aligned((height as f64 * scale).ceil() as usize));
+    }
+    if canvas.0.saturating_mul(canvas.1) > pixels.max {
+        canvas = (multiple, multiple);
+        let (mut low, mut high) = (1, height);
+        while low <= high {
+            let middle = usize::midpoint(low, high);
+            let size = (aligned(width.saturating_mul(middle) / height), aligned(middle));
+            if size.0.saturating_mul(size.1) <= pixels.max {
+                canvas = size;
+                low = middle + 1;
+            } else {
+                high = middle - 1;
+            }
+        }
+    }
+    let mut scale = (canvas.1 as f64 / height as f64).min(canvas.0 as f64 / width as f64);
+    if area >= pixels.min {
+        scale = scale.min(1.0);
+    }
+    let inner = |side: usize, most: usize| ((side as f64 * scale).floor() as usize).clamp(1, most);
+    Ok((canvas, (inner(width, canvas.0), inner(height, canvas.1))))
+}
+
 /// The size of a picture scaled to a longest side.
 fn longest_side_size((width, height): Size, longest: usize, multiple: usize, pixels: PixelRange) -> Result<Size> {
     positive(multiple, "patch size")?;
@@ -175,6 +268,32 @@ mod tests {
         let layout = Layout::Kept { multiple: 28, pixels: PixelRange::of_tokens(8, 4096, 28) };
         assert_eq!(whole(&layout, (4000, 3000)), Ok((2044, 1540)));
         assert_eq!(whole(&layout, (10, 30)), Ok((56, 140)));
+    }
+
+    #[test]
+    fn sizes_that_are_rounded_up_or_nearest_in_ratio() {
+        let layout = Layout::RoundedUp { multiple: 32, pixels: PixelRange { min: 0, max: 64 * 1024 } };
+        assert_eq!(whole(&layout, (33, 32)), Ok((64, 32)));
+        // 0.64 of the sides.
+        assert_eq!(whole(&layout, (400, 400)), Ok((256, 256)));
+        let layout = Layout::NearestRatio { multiple: 8, pixels: PixelRange { min: 0, max: 100 * 64 } };
+        assert_eq!(whole(&layout, (41, 20)), Ok((48, 24)));
+        // No candidate has few enough pixels.
+        assert_eq!(whole(&layout, (3, 1000)), Ok((8, 1000)));
+        assert_eq!(whole(&layout, (1, 1)), Ok((8, 8)));
+        let layout = Layout::Canvas { multiple: 8, pixels: PixelRange { min: 256, max: 1024 } };
+        assert_eq!(
+            Plan::new(&layout, (20, 15)).map(|plan| (plan.whole, plan.fit)),
+            Ok(((24, 16), Fit::Corner { width: 20, height: 15 }))
+        );
+        assert_eq!(
+            Plan::new(&layout, (4, 4)).map(|plan| (plan.whole, plan.fit)),
+            Ok(((16, 16), Fit::Corner { width: 16, height: 16 }))
+        );
+        assert_eq!(
+            Plan::new(&layout, (100, 50)).map(|plan| (plan.whole, plan.fit)),
+            Ok(((40, 24), Fit::Corner { width: 40, height: 20 }))
+        );
     }
 
     #[test]

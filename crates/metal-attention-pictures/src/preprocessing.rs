@@ -50,6 +50,28 @@ pub enum Layout {
         /// Limits on its pixels.
         pixels: PixelRange,
     },
+    /// One picture stretched to a size whose sides are its own, or so many hundredths of them that it has not too many pixels, rounded
+    /// up to multiples: youtuvl.
+    RoundedUp {
+        /// Both sides are multiples of it.
+        multiple: usize,
+        /// Limits on its pixels, of which the least is not kept.
+        pixels: PixelRange,
+    },
+    /// One picture stretched to multiples whose ratio is nearest to its own: muse-glimmer.
+    NearestRatio {
+        /// Both sides are multiples of it.
+        multiple: usize,
+        /// Limits on its pixels, of which the least is not kept.
+        pixels: PixelRange,
+    },
+    /// One picture in the upper left corner of a canvas of multiples, never enlarged but for the least pixels: glm5v.
+    Canvas {
+        /// Both sides are multiples of it.
+        multiple: usize,
+        /// Limits on the canvas's pixels.
+        pixels: PixelRange,
+    },
     /// One picture scaled, up or down, to a longest side, and fitted into multiples: lightonocr.
     LongestSide {
         /// The longest side, `clip.vision.preproc_image_size`.
@@ -160,6 +182,9 @@ impl Preprocessing {
         let (multiple, pixels) = match &mut self.layout {
             Layout::Kept { multiple, pixels }
             | Layout::Stretched { multiple, pixels }
+            | Layout::RoundedUp { multiple, pixels }
+            | Layout::NearestRatio { multiple, pixels }
+            | Layout::Canvas { multiple, pixels }
             | Layout::LongestSide { multiple, pixels, .. } => (*multiple, pixels),
             Layout::Lfm2 { patch, merge, pixels } => (patch.saturating_mul(*merge), pixels),
             Layout::Square { .. }
@@ -204,6 +229,12 @@ impl Preprocessing {
         match fit {
             Fit::Stretched => picture.resized(width, height, self.filter),
             Fit::Fitted => picture.fitted(width, height, self.filter, self.fill),
+            Fit::Corner { width: inner_width, height: inner_height } => {
+                let inner = picture.resized(inner_width, inner_height, self.filter)?;
+                let mut canvas = Picture::filled(width, height, self.fill);
+                canvas.paste(&inner, 0, 0);
+                Ok(canvas)
+            }
             Fit::FittedNearest => picture.fitted_by(width, height, self.filter, self.fill, Rounding::Nearest),
         }
     }

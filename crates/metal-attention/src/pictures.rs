@@ -9,7 +9,7 @@ use metal_attention_gguf::{GgufFile, Value};
 use metal_attention_model::vision::{
     EncodedPicture, EncoderWork, PictureAttention, PictureMarkers, Pixels, PromptPart, VisionModel,
 };
-use metal_attention_model::{DeviceInfo, Mask, ModelSpec, Position};
+use metal_attention_model::{DeviceInfo, Mask, ModelError, ModelSpec, Position};
 use metal_attention_pictures::{Division, Picture, Preprocessing, normalised};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 use sha2::{Digest, Sha256};
@@ -163,7 +163,8 @@ impl PictureEncoder {
     /// The file has no encoder of a known family, or its rows do not fit the text model; memory or threads that the system
     /// refuses; a cancelled watch.
     pub fn new(file: &GgufFile, text: &ModelSpec, options: &EngineOptions, limits: TokenLimits) -> Result<Self, Error> {
-        let VisionModel { mut preprocessing, mean, std, encoder, markers, attention } = VisionModel::from_gguf(file)?;
+        let VisionModel { mut preprocessing, mean, std, encoder, markers, attention, has_grid_positions } =
+            VisionModel::from_gguf(file)?;
         preprocessing.limit_tokens(limits.min, limits.max)?;
         let (n_embd, n_deepstack) = (encoder.n_embd, encoder.n_deepstack);
         if n_embd != text.n_embd {
@@ -171,6 +172,13 @@ impl PictureEncoder {
         }
         let has_sections =
             text.layers.iter().any(|layer| layer.mixer.rope().is_some_and(|rope| rope.sections.is_some()));
+        if has_sections && !has_grid_positions {
+            return Err(Error::Model(ModelError::UnsupportedFeature {
+                key: "rope.dimension_sections".into(),
+                value: text.architecture.clone(),
+                why: "pictures of this encoder have rows beside their grid, for which RoPE with sections is not implemented",
+            }));
+        }
         let digest = Sha256::new_with_prefix(fingerprint(file)).chain_update(format!("{preprocessing:?}")).finalize();
         Ok(Self {
             divider: PictureDivider(Arc::new(preprocessing)),

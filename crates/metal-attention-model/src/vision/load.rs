@@ -32,6 +32,8 @@ pub(crate) struct EncoderReader<'a> {
     pub(crate) n_block: usize,
     /// Heads.
     pub(crate) n_head: usize,
+    /// Heads of keys and values, of which neighbouring heads of queries share one.
+    pub(crate) n_head_kv: usize,
     /// Epsilon of norms.
     pub(crate) eps: f32,
     /// The activation of blocks.
@@ -74,6 +76,9 @@ impl<'a> EncoderReader<'a> {
         let n_head = n_head.unwrap_or(0);
         let whole = n_block == 0 || (n_head > 0 && width.is_multiple_of(n_head));
         keys.check("vision.attention.head_count", n_head, whole, "must divide vision.embedding_length")?;
+        let n_head_kv = keys.opt_size("vision.attention.head_count_kv")?.unwrap_or(n_head);
+        let whole = n_block == 0 || n_head.is_multiple_of(n_head_kv);
+        keys.check("vision.attention.head_count_kv", n_head_kv, whole, "must divide vision.attention.head_count")?;
         Ok(Self {
             file,
             patch,
@@ -82,6 +87,7 @@ impl<'a> EncoderReader<'a> {
             n_embd: keys.positive("vision.projection_dim")?,
             n_block,
             n_head,
+            n_head_kv,
             mean: colours(&keys, "vision.image_mean", 0.0)?,
             std: colours(&keys, "vision.image_std", 1.0)?,
             eps: keys.positive_f32("vision.attention.layer_norm_epsilon", 1e-6)?,
@@ -108,10 +114,15 @@ impl<'a> EncoderReader<'a> {
 
     /// A picture of about its own size with sides of whole merges of `side` patches, within the limits of the file.
     pub(crate) fn kept_in_pixels(&self, side: usize) -> Result<Layout, ModelError> {
-        let min = self.keys.opt_usize("vision.image_min_pixels")?.unwrap_or(0);
-        let max = self.keys.opt_size("vision.image_max_pixels")?.unwrap_or(usize::MAX);
+        Ok(Layout::Kept { multiple: self.patch * side, pixels: self.pixels(PixelRange::ALL)? })
+    }
+
+    /// The limits of the file on the pixels of a picture.
+    pub(crate) fn pixels(&self, default: PixelRange) -> Result<PixelRange, ModelError> {
+        let min = self.keys.opt_usize("vision.image_min_pixels")?.unwrap_or(default.min);
+        let max = self.keys.opt_size("vision.image_max_pixels")?.unwrap_or(default.max);
         self.keys.check("vision.image_min_pixels", min, min <= max, "must be at most vision.image_max_pixels")?;
-        Ok(Layout::Kept { multiple: self.patch * side, pixels: PixelRange { min, max } })
+        Ok(PixelRange { min, max })
     }
 
     /// The side of merges of patches, of the key `key`.
@@ -335,14 +346,15 @@ impl<'a> EncoderReader<'a> {
     /// The heads of attention of a block or of a merger, whose tensors begin with `prefix`.
     pub(crate) fn attention(&self, prefix: &str) -> Result<EncoderAttention<FileWeights>, ModelError> {
         let (width, head_dim) = (self.width, self.head_dim());
+        let kv_width = self.n_head_kv * head_dim;
         let fused = format!("{prefix}attn_qkv");
         let [q, k, v] = if self.has(&weight(&fused)) {
-            self.fused(&fused, width)?
+            self.fused(&fused, width, kv_width)?
         } else {
             [
                 self.linear(&format!("{prefix}attn_q"), width, Some(width))?,
-                self.linear(&format!("{prefix}attn_k"), width, Some(width))?,
-                self.linear(&format!("{prefix}attn_v"), width, Some(width))?,
+                self.linear(&format!("{prefix}attn_k"), width, Some(kv_width))?,
+                self.linear(&format!("{prefix}attn_v"), width, Some(kv_width))?,
             ]
         };
         let norm = |name: &str| self.opt_norm(&format!("{prefix}{name}"), head_dim, NormKind::Rms, self.eps);
@@ -363,16 +375,22 @@ impl<'a> EncoderReader<'a> {
         })
     }
 
-    /// Three matrices `[width, width]` that are stacked in one.
-    pub(crate) fn fused(&self, name: &str, width: usize) -> Result<[EncoderLinear<FileWeights>; 3], ModelError> {
-        let tensor = self.tensor(&weight(name), &[width, 3 * width])?;
-        Self::check_shape(tensor, &[width, 3 * width])?;
-        let bias = self.opt_vector(&format!("{name}.bias"), 3 * width)?;
-        Ok([0, 1, 2].map(|i| EncoderLinear {
-            matrix: tensor.rows(i * width..(i + 1) * width),
-            bias: bias.as_ref().map(|bias| bias[i * width..(i + 1) * width].to_vec()),
+    /// The matrices of queries, `[width, width]`, keys and values, `[kv_width, width]` each, that are stacked in one.
+    pub(crate) fn fused(
+        &self,
+        name: &str,
+        width: usize,
+        kv_width: usize,
+    ) -> Result<[EncoderLinear<FileWeights>; 3], ModelError> {
+        let n_out = width + 2 * kv_width;
+        let tensor = self.tensor(&weight(name), &[width, n_out])?;
+        Self::check_shape(tensor, &[width, n_out])?;
+        let bias = self.opt_vector(&format!("{name}.bias"), n_out)?;
+        Ok([0..width, width..width + kv_width, width + kv_width..n_out].map(|rows| EncoderLinear {
+            bias: bias.as_ref().map(|bias| bias[rows.clone()].to_vec()),
             clamp: None,
-            n_out: width,
+            n_out: rows.len(),
+            matrix: tensor.rows(rows),
         }))
     }
 

@@ -19,6 +19,9 @@ pub struct VisionModel {
     pub markers: PictureMarkers,
     /// What rows attend to.
     pub attention: PictureAttention,
+    /// Whether rows stand at the positions of their grid in a text model whose RoPE has sections. Otherwise such a text model is refused:
+    /// there are rows beside the grid.
+    pub has_grid_positions: bool,
 }
 
 /// How the rows of a picture attend to each other in the text model.
@@ -140,6 +143,7 @@ impl VisionModel {
             encoder,
             markers: PictureMarkers { around: &[], tiles: TileMarkers::None },
             attention: PictureAttention::Causal,
+            has_grid_positions: true,
         }
     }
 

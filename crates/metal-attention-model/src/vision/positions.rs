@@ -32,6 +32,8 @@ pub enum Interpolation {
     AntialiasedCubic,
     /// Row `floor(n * i / grid)` and the column likewise.
     Buckets,
+    /// Linear in both directions between centres; indices are clamped at the borders.
+    Linear,
     /// Linear in both directions between centres, as if the grid were a tenth of a patch longer (Hunyuan-VL); indices are clamped at
     /// the borders.
     Lengthened,
@@ -52,6 +54,7 @@ impl PositionTable {
             | Interpolation::Cubic
             | Interpolation::AntialiasedCubic
             | Interpolation::Buckets
+            | Interpolation::Linear
             | Interpolation::Lengthened => (self.taps(ny, layout.ny), self.taps(nx, layout.nx)),
         };
         for (out, place) in out.chunks_exact_mut(self.width).zip(&layout.places) {
@@ -68,6 +71,7 @@ impl PositionTable {
                 | Interpolation::Cubic
                 | Interpolation::AntialiasedCubic
                 | Interpolation::Buckets
+                | Interpolation::Linear
                 | Interpolation::Lengthened => {
                     for &(row, v) in &rows[y] {
                         for &(column, u) in &columns[x] {
@@ -93,8 +97,9 @@ impl PositionTable {
         (0..n)
             .map(|i| match self.interpolation {
                 Interpolation::None | Interpolation::Axes => Vec::new(),
-                Interpolation::Lengthened => {
-                    let at = ((i as f32 + 0.5) * size as f32 / (n as f32 + 0.1) - 0.5).clamp(0.0, last as f32);
+                Interpolation::Linear | Interpolation::Lengthened => {
+                    let longer = if self.interpolation == Interpolation::Lengthened { 0.1 } else { 0.0 };
+                    let at = ((i as f32 + 0.5) * size as f32 / (n as f32 + longer) - 0.5).clamp(0.0, last as f32);
                     let first = at as usize;
                     vec![(first, 1.0 - (at - first as f32)), ((first + 1).min(last), at - first as f32)]
                 }
@@ -232,13 +237,20 @@ mod tests {
         let halves = of(Antialiased, 4, 2);
         assert!((halves[0] - 5.0 / 7.0).abs() < 1e-6 && (halves[1] - 16.0 / 7.0).abs() < 1e-6, "{halves:?}");
         assert_eq!(of(Buckets, 70, 4), [0.0, 17.0, 35.0, 52.0]);
+        assert_eq!(of(Interpolation::Linear, 6, 3), [0.5, 2.5, 4.5]);
         // 0.5 / 1.1 - 0.5 is before the first row; 1.5 / 1.1 - 0.5, 0.86; 2.5 * 2 / 2.1 - 0.5, behind the last.
         assert_eq!(of(Interpolation::Lengthened, 1, 1), [0.0]);
         let lengthened = of(Interpolation::Lengthened, 2, 2);
         assert!(lengthened[0] == 0.0 && (lengthened[1] - (3.0 / 2.1 - 0.5)).abs() < 1e-6, "{lengthened:?}");
-        for interpolation in
-            [Corners, Antialiased, Cubic, Interpolation::AntialiasedCubic, Buckets, Interpolation::None]
-        {
+        for interpolation in [
+            Corners,
+            Antialiased,
+            Cubic,
+            Interpolation::AntialiasedCubic,
+            Buckets,
+            Interpolation::Linear,
+            Interpolation::None,
+        ] {
             assert_eq!(of(interpolation, 4, 4), [0.0, 1.0, 2.0, 3.0], "{interpolation:?}");
         }
         // Symmetric weights around the centres at 1 and 3, of eight elements, cut at the borders; values of a line are kept in the middle.

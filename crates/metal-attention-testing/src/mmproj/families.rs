@@ -1,5 +1,7 @@
 //! An encoder of each family that is compared with llama.cpp's numbers, in `tests/data/reference/pictures.json.xz`.
 
+use metal_attention_gguf::TensorType;
+
 use super::{Builder, N_BLOCK, N_FF, PATCH, Values, WIDTH};
 
 /// The width of a row of all files, deepstack rows included: that of the text model with which llama.cpp runs them.
@@ -22,6 +24,8 @@ pub struct FamilyFile {
 
 /// Pictures that are about as large as a square encoder's.
 const SQUARE: &[[usize; 3]] = &[[37, 24, 1], [24, 50, 2]];
+/// Pictures of more than one window of 112 pixels.
+const LARGE: &[[usize; 3]] = &[[130, 40, 1], [120, 128, 2]];
 /// Pictures for encoders that keep a picture's size.
 const KEPT: &[[usize; 3]] = &[[40, 24, 1], [29, 53, 2]];
 
@@ -46,6 +50,13 @@ pub fn families() -> Vec<FamilyFile> {
         file("hunyuanvl", hunyuanvl(), KEPT),
         file("deepseekocr", deepseekocr(64, 16), &[[100, 60, 1]]),
         tiles,
+        file("exaone4_5", exaone45(), LARGE),
+        file("glm5v", glm5v(), &[[40, 24, 1], [29, 53, 2], [10, 12, 3]]),
+        file("ling3vl", ling3vl(), KEPT),
+        file("muse-glimmer", muse_glimmer(), KEPT),
+        file("youtuvl", youtuvl(), KEPT),
+        file("adapter", adapter(), SQUARE),
+        file("ldpv2", ldpv2(), SQUARE),
     ]
 }
 
@@ -58,10 +69,14 @@ struct BlockParts {
     gated: bool,
     /// Whether norms have biases.
     norm_bias: bool,
+    /// Kernels of a patch: one with a bias, or two without.
+    n_kernels: usize,
+    /// Width of keys and values.
+    kv_width: usize,
 }
 
 /// Layer norms, separate matrices, no gate.
-const PLAIN: BlockParts = BlockParts { fused: false, gated: false, norm_bias: true };
+const PLAIN: BlockParts = BlockParts { fused: false, gated: false, norm_bias: true, n_kernels: 1, kv_width: WIDTH };
 
 impl Builder {
     /// A matrix whose outputs are about as large as its inputs, without a bias.
@@ -87,6 +102,20 @@ impl Builder {
         self.add(format!("{name}.bias"), &[n_out], Values::WIDE);
     }
 
+    /// Sets SiLU as the activation of blocks.
+    fn use_silu(&mut self) {
+        self.metadata.set("clip.use_gelu", false);
+        self.metadata.set("clip.use_silu", true);
+    }
+
+    /// Makes a kernel a matrix of the same elements.
+    fn flatten(&mut self, name: &str) {
+        for (tensor, _) in self.tensors.iter_mut().filter(|(tensor, _)| tensor.name == name) {
+            let n_out = tensor.shape.pop().unwrap();
+            tensor.shape = vec![tensor.shape.iter().product(), n_out];
+        }
+    }
+
     /// A norm's weight.
     fn scale(&mut self, name: &str, width: usize) {
         self.add(format!("{name}.weight"), &[width], Values::AROUND_ONE);
@@ -99,11 +128,18 @@ impl Builder {
 
     /// The patches and the blocks.
     fn tower(&mut self, parts: BlockParts) {
-        self.convolution("v.patch_embd", PATCH, 3, WIDTH);
+        if parts.n_kernels == 1 {
+            self.convolution("v.patch_embd", PATCH, 3, WIDTH);
+        } else {
+            let values = Values { mean: 0.0, spread: 0.2 };
+            for name in ["v.patch_embd.weight", "v.patch_embd.weight.1"] {
+                self.add(name, &[PATCH, PATCH, 3, WIDTH], values);
+            }
+        }
         for block in 0..N_BLOCK {
             let name = |part: &str| format!("v.blk.{block}.{part}");
             if parts.fused {
-                self.linear(&name("attn_qkv"), WIDTH, 3 * WIDTH);
+                self.linear(&name("attn_qkv"), WIDTH, WIDTH + 2 * parts.kv_width);
             } else {
                 for part in ["attn_q", "attn_k", "attn_v"] {
                     self.linear(&name(part), WIDTH, WIDTH);
@@ -213,5 +249,114 @@ fn hunyuanvl() -> Vec<u8> {
     file.row("mm.image_begin");
     file.row("mm.image_end");
     file.scale("mm.post_norm", N_EMBD);
+    file.finish()
+}
+
+fn exaone45() -> Vec<u8> {
+    let keys = [
+        ("image_size", 6 * PATCH),
+        ("spatial_merge_size", 2),
+        ("n_wa_pattern", 2),
+        ("attention.head_count_kv", 1),
+        ("image_min_pixels", 4 * 64),
+        ("image_max_pixels", 200 * 64),
+    ];
+    let mut file = Builder::new("exaone4_5", &keys, N_EMBD);
+    file.use_silu();
+    let parts = BlockParts { fused: true, gated: true, norm_bias: false, n_kernels: 2, kv_width: WIDTH / 2 };
+    file.tower(parts);
+    file.scale("v.post_ln", WIDTH);
+    file.linear("mm.0", 4 * WIDTH, N_FF);
+    file.linear("mm.2", N_FF, N_EMBD);
+    file.finish()
+}
+
+fn glm5v() -> Vec<u8> {
+    let keys = [
+        ("image_size", 6 * PATCH),
+        ("spatial_merge_size", 2),
+        ("image_min_pixels", 6 * 64),
+        ("image_max_pixels", 20 * 64),
+    ];
+    let mut file = Builder::new("glm5v", &keys, N_EMBD);
+    file.use_silu();
+    file.metadata.set("clip.vision.swiglu_clamp", 0.75_f32);
+    file.tower(BlockParts { fused: true, gated: true, norm_bias: false, n_kernels: 2, ..PLAIN });
+    file.add("v.patch_embd.bias", &[WIDTH], Values::WIDE);
+    file.scale("v.post_ln", WIDTH);
+    file.convolution("mm.patch_merger", 2, WIDTH, N_EMBD);
+    file.matrix("mm.model.fc", N_EMBD, N_EMBD);
+    file.norm("mm.post_norm", N_EMBD);
+    file.matrix("mm.up", N_EMBD, N_FF);
+    file.matrix("mm.gate", N_EMBD, N_FF);
+    file.matrix("mm.down", N_FF, N_EMBD);
+    file.finish()
+}
+
+fn ling3vl() -> Vec<u8> {
+    let mut file = Builder::new("ling3vl", &[("image_size", 4 * PATCH), ("spatial_merge_size", 2)], N_EMBD);
+    file.tower(BlockParts { fused: true, n_kernels: 2, ..PLAIN });
+    file.add("v.patch_embd.bias", &[WIDTH], Values::WIDE);
+    file.add("v.position_embd.weight", &[WIDTH, 16], Values::WIDE);
+    file.norm("mm.input_norm", WIDTH);
+    file.linear("mm.0", 4 * WIDTH, N_FF);
+    file.linear("mm.2", N_FF, N_EMBD);
+    file.finish()
+}
+
+fn muse_glimmer() -> Vec<u8> {
+    let mut file = Builder::new("muse-glimmer", &[("image_size", 8 * PATCH), ("spatial_merge_size", 2)], N_EMBD);
+    file.tower(PLAIN);
+    file.add("v.position_embd.weight", &[WIDTH, 16], Values::WIDE);
+    file.norm("v.pre_ln", WIDTH);
+    file.norm("v.post_ln", WIDTH);
+    file.matrix("mm.0", 4 * WIDTH, N_FF);
+    file.matrix("mm.1", N_FF, N_FF);
+    file.matrix("mm.2", N_FF, N_EMBD);
+    file.finish()
+}
+
+fn youtuvl() -> Vec<u8> {
+    let keys = [("image_size", 6 * PATCH), ("spatial_merge_size", 2), ("window_size", 4 * PATCH)];
+    let mut file = Builder::new("youtuvl", &keys, N_EMBD);
+    file.metadata.set("clip.vision.wa_layer_indexes", vec![1_i32]);
+    file.tower(PLAIN);
+    file.norm("v.post_ln", WIDTH);
+    file.scale("mm.input_norm", WIDTH);
+    file.linear("mm.0", 4 * WIDTH, N_FF);
+    file.linear("mm.2", N_FF, N_EMBD);
+    file.flatten("v.patch_embd.weight");
+    file.finish()
+}
+
+fn adapter() -> Vec<u8> {
+    let mut file = Builder::new("adapter", &[("image_size", 6 * PATCH)], N_EMBD);
+    file.tower(PLAIN);
+    file.add("v.position_embd.weight", &[WIDTH, 36], Values::WIDE);
+    file.norm("v.post_ln", WIDTH);
+    file.convolution("adapter.conv", 2, WIDTH, N_EMBD);
+    file.matrix("adapter.linear.linear", N_EMBD, N_EMBD);
+    file.norm("adapter.linear.norm1", N_EMBD);
+    file.matrix("adapter.linear.dense_h_to_4h", N_EMBD, N_FF);
+    file.matrix("adapter.linear.gate", N_EMBD, N_FF);
+    file.matrix("adapter.linear.dense_4h_to_h", N_FF, N_EMBD);
+    file.row("adapter.boi");
+    file.row("adapter.eoi");
+    file.finish()
+}
+
+/// Without a class token: llama.cpp leaves out the first patch instead of it, so that the grid is another one.
+fn ldpv2() -> Vec<u8> {
+    // llama.cpp takes no other grid than 24 x 24.
+    let mut file = Builder::new("ldpv2", &[("image_size", 24 * PATCH)], N_EMBD);
+    file.tower(PLAIN);
+    file.add("v.position_embd.weight", &[WIDTH, 24 * 24], Values::WIDE);
+    file.norm("v.pre_ln", WIDTH);
+    file.linear("mm.model.mlp.0", WIDTH, N_EMBD);
+    file.linear("mm.model.mlp.2", N_EMBD, N_EMBD);
+    // llama.cpp has this convolution with kernels in 16-bit floats alone.
+    file.add("mm.model.peg.0.weight", &[3, 3, 1, N_EMBD], Values::WIDE);
+    file.tensors.last_mut().unwrap().0.ty = TensorType::F16;
+    file.row("mm.model.peg.0.bias");
     file.finish()
 }

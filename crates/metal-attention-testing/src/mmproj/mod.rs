@@ -105,7 +105,7 @@ impl Values {
     const AROUND_ONE: Self = Self { mean: 1.0, spread: 0.1 };
 }
 
-/// A file under construction: its metadata, and its tensors, all F32.
+/// A file under construction: its metadata, and its tensors, F32 or F16.
 struct Builder {
     metadata: Metadata,
     tensors: Vec<(TensorDecl, Values)>,
@@ -158,7 +158,12 @@ impl Builder {
             let bytes = (0..n).flat_map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let x = (state >> 40) as f32 / (1_u64 << 24) as f32 - 0.5;
-                (mean + 2.0 * spread * x).to_le_bytes()
+                let value = mean + 2.0 * spread * x;
+                if tensor.ty == TensorType::F16 {
+                    half::f16::from_f32(value).to_le_bytes().to_vec()
+                } else {
+                    value.to_le_bytes().to_vec()
+                }
             });
             let mut bytes: Vec<u8> = bytes.collect();
             if self.class_last && tensor.name == "v.position_embd.weight" {

@@ -3,6 +3,7 @@
 use metal_attention_pictures::Layout;
 
 use super::class_token;
+use super::llava::MEAN_COLOUR;
 use crate::vision::{Block, EncoderActivation, EncoderFeedForward, EncoderReader, Interpolation, Stage, VisionModel};
 use crate::{ModelError, NormKind};
 
@@ -29,7 +30,5 @@ pub(super) fn cogvlm(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     stages.push(Stage::FeedForward(EncoderFeedForward::Gated { gate, up, activation: EncoderActivation::Silu, down }));
     let row = |name: &str| r.values(name, r.n_embd);
     stages.push(Stage::Others { before: row("v.boi")?, after: row("v.eoi")? });
-    // The mean colour.
-    let layout = Layout::Square { side: r.image };
-    Ok(VisionModel::new(r, r.encoder(patch, stages), layout).with_fill([122, 116, 104]))
+    Ok(VisionModel::new(r, r.encoder(patch, stages), Layout::Square { side: r.image }).with_fill(MEAN_COLOUR))
 }

@@ -106,7 +106,7 @@ fn sam(r: &EncoderReader<'_>) -> Result<Vec<Stage<FileWeights>>, ModelError> {
 /// The attention of block `i` of SAM.
 fn sam_attention(r: &EncoderReader<'_>, sam: &Sam, i: usize) -> Result<EncoderAttention<FileWeights>, ModelError> {
     let name = |part: &str| format!("v.sam.blk.{i}.attn.{part}");
-    let [q, k, v] = r.fused(&name("qkv"), sam.width)?;
+    let [q, k, v] = r.fused(&name("qkv"), sam.width, sam.width)?;
     let head_dim = sam.width / sam.n_head;
     let tables = [r.all_values(&name("pos_h.weight"), head_dim)?, r.all_values(&name("pos_w.weight"), head_dim)?];
     let scores = |side: usize| {

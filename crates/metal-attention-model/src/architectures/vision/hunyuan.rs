@@ -26,12 +26,10 @@ pub(super) fn hunyuanvl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError
     stages.push(Stage::Others { before: row("mm.image_begin")?, after: row("mm.image_end")? });
     stages.push(Stage::Norm(r.norm("mm.post_norm", r.n_embd, NormKind::Rms, r.eps)?));
     let multiple = r.patch * side;
-    let default = PixelRange::of_tokens(256, 16384, multiple);
-    let min = r.keys.opt_usize("vision.image_min_pixels")?.unwrap_or(default.min);
-    let max = r.keys.opt_size("vision.image_max_pixels")?.unwrap_or(default.max);
-    r.keys.check("vision.image_min_pixels", min, min <= max, "must be at most vision.image_max_pixels")?;
-    let layout = Layout::Stretched { multiple, pixels: PixelRange { min, max } };
-    let model = VisionModel::new(r, r.encoder(patch, stages), layout).with_filter(Filter::Lanczos);
+    let pixels = r.pixels(PixelRange::of_tokens(256, 16384, multiple))?;
+    let layout = Layout::Stretched { multiple, pixels };
+    let mut model = VisionModel::new(r, r.encoder(patch, stages), layout).with_filter(Filter::Lanczos);
+    model.has_grid_positions = false;
     Ok(model.with_markers(&[[
         "<\u{ff5c}hy_place\u{2581}holder\u{2581}no\u{2581}100\u{ff5c}>",
         "<\u{ff5c}hy_place\u{2581}holder\u{2581}no\u{2581}101\u{ff5c}>",

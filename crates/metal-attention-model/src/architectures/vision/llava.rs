@@ -1,4 +1,4 @@
-//! LLaVA 1.5 and 1.6 (arXiv 2310.03744), Granite Vision, Phi-4 and Janus-Pro: CLIP or SigLIP with an MLP.
+//! LLaVA 1.5 and 1.6 (arXiv 2310.03744), Granite Vision, MobileVLM V2, Phi-4 and Janus-Pro: CLIP or SigLIP with an MLP.
 
 use metal_attention_pictures::{Candidates, Filter, Layout};
 
@@ -6,9 +6,12 @@ use super::{class_token, two_layers};
 use crate::vision::{Encoder, EncoderActivation, EncoderReader, FileWeights, Interpolation, Stage, VisionModel};
 use crate::{ModelError, NormKind};
 
+/// The mean colour of CLIP's pictures.
+pub(super) const MEAN_COLOUR: [u8; 3] = [122, 116, 104];
+
 /// A tower with a class token (CLIP) or without (SigLIP), up to block `n`. `features`: the numbers of blocks whose outputs are put
 /// beside each other.
-fn tower(
+pub(super) fn tower(
     r: &EncoderReader<'_>,
     interpolation: Interpolation,
     n: usize,
@@ -48,13 +51,23 @@ pub(super) fn mlp(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let width = features.len().max(1) * r.width;
     encoder.stages.extend(two_layers(r, ["mm.0", "mm.2"], width, EncoderActivation::Gelu)?);
     let Some(sizes) = r.keys.opt_sizes("vision.image_grid_pinpoints")? else {
-        // The mean colour.
-        return Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }).with_fill([122, 116, 104]));
+        return Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }).with_fill(MEAN_COLOUR));
     };
     let pairs = sizes.len().is_multiple_of(2) && !sizes.is_empty() && sizes.iter().all(|side| *side > 0);
     r.keys.check("vision.image_grid_pinpoints", sizes.len(), pairs, "must be pairs of a width and a height")?;
     let layout = Layout::Tiled { tile: r.image, candidates: Candidates::listed(&sizes) };
     Ok(VisionModel::new(r, encoder, layout))
+}
+
+/// `MobileVLM` V2 (arXiv 2402.03766): CLIP with two layers, a mean of 2 x 2 patches, and a convolution of each column.
+pub(super) fn ldpv2(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
+    let mut encoder = tower(r, Interpolation::None, r.n_block.saturating_sub(1), &[])?;
+    encoder.stages.extend(two_layers(r, ["mm.model.mlp.0", "mm.model.mlp.2"], r.width, EncoderActivation::Gelu)?);
+    let (side, kernel) = r.depthwise("mm.model.peg.0", r.n_embd)?;
+    let convolution = Stage::Depthwise { side, stride: 1, kernel };
+    let bias = Stage::AddRow(r.values("mm.model.peg.0.bias", r.n_embd)?);
+    encoder.stages.extend([Stage::Pool { side: 2 }, Stage::Sum([Vec::new(), vec![convolution, bias]])]);
+    Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }).with_fill(MEAN_COLOUR))
 }
 
 /// A SigLIP tower with a norm behind its blocks.

@@ -8,6 +8,7 @@ mod deepseek;
 mod dots_ocr;
 mod gemma;
 mod glm4v;
+mod glm_edge;
 mod hunyuan;
 mod idefics3;
 mod internvl;
@@ -17,10 +18,12 @@ mod llama4;
 mod llava;
 mod minicpmv;
 mod mobilenet;
+mod muse_glimmer;
 mod nemotron;
 mod paddleocr;
 mod pixtral;
 mod qwen;
+mod youtu;
 
 use metal_attention_gguf::GgufFile;
 
@@ -34,25 +37,31 @@ type FamilyReader = fn(&EncoderReader<'_>) -> Result<VisionModel, ModelError>;
 /// function.
 #[rustfmt::skip]
 const PROJECTORS: &[(&str, &str, FamilyReader)] = &[
+    ("adapter",          "GLM-Edge-V",                                            glm_edge::adapter),
     ("cogvlm",           "CogVLM, CogVLM2",                                       cogvlm::cogvlm),
     ("deepseekocr",      "DeepSeek-OCR, Unlimited-OCR",                           deepseek::deepseekocr),
     ("dots_ocr",         "dots.ocr",                                              dots_ocr::dots_ocr),
+    ("exaone4_5",        "EXAONE 4.5",                                            qwen::exaone45),
     ("gemma3",           "Gemma 3 4B, 12B, 27B",                                  gemma::gemma3),
     ("gemma3nv",         "Gemma 3n E2B, E4B",                                     mobilenet::gemma3nv),
     ("gemma4uv",         "Gemma 4 unified",                                       gemma::gemma4uv),
     ("gemma4v",          "Gemma 4",                                               gemma::gemma4v),
     ("glm4v",            "GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR",                 glm4v::glm4v),
+    ("glm5v",            "GLM-5V",                                                glm4v::glm5v),
     ("hunyuanvl",        "HunyuanOCR",                                            hunyuan::hunyuanvl),
     ("idefics3",         "Idefics3, SmolVLM",                                     idefics3::idefics3),
     ("internvl",         "InternVL 2.5, 3, 3.5",                                  internvl::internvl),
     ("janus_pro",        "Janus-Pro",                                             llava::janus_pro),
     ("kimik25",          "Kimi K2.5, GLM-5.2-V",                                  kimi::kimik25),
     ("kimivl",           "Kimi-VL",                                               kimi::kimivl),
+    ("ldpv2",            "MobileVLM V2",                                          llava::ldpv2),
     ("lfm2",             "LFM2-VL, LFM2.5-VL",                                    lfm2::lfm2),
     ("lightonocr",       "LightOnOCR",                                            pixtral::lightonocr),
+    ("ling3vl",          "Ling 3 VL",                                             qwen::ling3vl),
     ("llama4",           "Llama 4 Scout, Maverick",                               llama4::llama4),
     ("minicpmv4_6",      "MiniCPM-V 4.6",                                         minicpmv::minicpmv46),
     ("mlp",              "LLaVA 1.5, 1.6; Granite Vision 3",                      llava::mlp),
+    ("muse-glimmer",     "Muse Glimmer",                                          muse_glimmer::muse_glimmer),
     ("nemotron_v2_vl",   "Nemotron Nano VL 12B v2",                               nemotron::nemotron_v2_vl),
     ("paddleocr",        "PaddleOCR-VL",                                          paddleocr::paddleocr),
     ("phi4",             "Phi-4 reasoning vision",                                llava::phi4),
@@ -61,6 +70,7 @@ const PROJECTORS: &[(&str, &str, FamilyReader)] = &[
     ("qwen2vl_merger",   "Qwen2-VL",                                              qwen::qwen2vl),
     ("qwen3vl_merger",   "Qwen3-VL, Qwen3.5",                                     qwen::qwen3vl),
     ("resampler",        "MiniCPM-V 2.5, 2.6, 4.0, 4.5",                          minicpmv::resampler),
+    ("youtuvl",          "Youtu-VL",                                              youtu::youtuvl),
 ];
 
 /// The names of the projectors of all families, with the models that have them, in the order of the names.

@@ -1,10 +1,10 @@
-//! Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923), Qwen3-VL and Qwen3.5: patches in blocks of 2 x 2, which are
+//! Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923), Qwen3-VL and Qwen3.5, EXAONE 4.5 and Ling 3 VL: patches in blocks of 2 x 2, which are
 //! merged at the end, and a rotation by row and column.
 
 use super::two_layers;
 use crate::vision::{
-    Angles, Encoder, EncoderActivation, EncoderFeedForward, EncoderReader, Interpolation, MergeOrder, RowOrder, Stage,
-    VisionModel,
+    Angles, Encoder, EncoderActivation, EncoderFeedForward, EncoderReader, FileWeights, Interpolation, MergeOrder,
+    RowOrder, Stage, VisionModel,
 };
 use crate::{ModelError, NormKind};
 
@@ -30,6 +30,18 @@ pub(super) fn qwen2vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
 
 pub(super) fn qwen25vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
+    Ok(VisionModel::new(r, with_windows(r, side)?, r.kept(side, TOKENS)).with_markers(MARKERS))
+}
+
+/// EXAONE 4.5: Qwen2.5-VL's encoder, in which heads of queries share those of keys and values.
+pub(super) fn exaone45(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
+    let side = r.merge_side("vision.spatial_merge_size", 2)?;
+    let model = VisionModel::new(r, with_windows(r, side)?, r.kept_in_pixels(side)?);
+    Ok(model.with_markers(&[["<vision>", "</vision>"]]))
+}
+
+/// The encoder of Qwen2.5-VL: windows in all but some blocks.
+fn with_windows(r: &EncoderReader<'_>, side: usize) -> Result<Encoder<FileWeights>, ModelError> {
     let every = r.keys.opt_size("vision.n_wa_pattern")?;
     let window = (WINDOW / (r.patch * side)).max(1) * side;
     let angles = Angles::of_halves(r.head_dim());
@@ -41,6 +53,21 @@ pub(super) fn qwen25vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError>
         block.attention.window = every.filter(|every| (i + 1) % every != 0).map(|_| window);
     })?);
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Rms, r.eps)?));
+    stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
+    stages.extend(two_layers(r, ["mm.0", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
+    Ok(r.encoder(patch, stages))
+}
+
+/// Ling 3 VL: the tower of Qwen3-VL with a norm before patches are merged.
+pub(super) fn ling3vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
+    let side = r.merge_side("vision.spatial_merge_size", 2)?;
+    let angles = Angles::of_halves(r.head_dim());
+    let (patch, kernel) = r.patches()?;
+    let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::Corners)?)];
+    stages.push(Stage::Reorder(RowOrder::Blocks(side as u32)));
+    stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, block| block.attention.rope = Some(angles.clone()))?);
+    stages.extend(r.opt_norm("v.post_ln", r.width, NormKind::Layer, r.eps)?.map(Stage::Norm));
+    stages.push(Stage::Norm(r.norm("mm.input_norm", r.width, NormKind::Layer, r.eps)?));
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.extend(two_layers(r, ["mm.0", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
     let model = VisionModel::new(r, r.encoder(patch, stages), r.kept(side, TOKENS));
