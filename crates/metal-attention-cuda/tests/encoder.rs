@@ -10,7 +10,7 @@ use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::vision::{
     Angles, Axis, Block, Clamp, EncodedPicture, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward,
     EncoderLinear, EncoderNorm, FileWeights, Interpolation, MergeOrder, PatchOrder, PatchSpec, Pixels, PositionTable,
-    QueryAttention, Resampler, RowOrder, Stage,
+    QueryAttention, RelativeScores, Resampler, RowOrder, Stage,
 };
 use metal_attention_model::{NormKind, Watch};
 
@@ -215,6 +215,36 @@ fn with_convolutions() -> Encoder<FileWeights> {
     Encoder { patch, stages, n_embd: 40, n_deepstack: 0 }
 }
 
+/// Squares below each other, windows that are filled up, scores by distance, and rows around those of patches (SAM).
+fn with_distances() -> Encoder<FileWeights> {
+    let (r, ty, width) = (&mut Random(500), TensorType::F16, 64);
+    let mut attention = |r: &mut Random, sides: &[usize]| {
+        let relative = sides.iter().map(|&side| RelativeScores { side, matrix: r.linear(ty, 32, 2 * (2 * side - 1)) });
+        let relative = relative.collect();
+        let attention = EncoderAttention { relative, ..r.attention(ty, [width, 2, 2, 32], None, None) };
+        Stage::Attention(Box::new(attention))
+    };
+    let near = Stage::Windows { side: 3, stages: vec![attention(r, &[3])] };
+    let far = attention(r, &[4, 8]);
+    let squares = vec![
+        Stage::Linear(r.linear(ty, 12, width)),
+        Stage::Sum([Vec::new(), vec![Stage::Norm(r.norm(NormKind::Layer, width)), near]]),
+        Stage::Sum([Vec::new(), vec![Stage::Norm(r.norm(NormKind::Layer, width)), far]]),
+        Stage::Unfold { side: 3, stride: 2, centred: true },
+        Stage::Linear(r.linear(ty, 9 * width, 32)),
+        Stage::Activation(EncoderActivation::SquaredRelu),
+    ];
+    let stages = vec![
+        Stage::Squares(squares),
+        Stage::RowBreaks { row: r.numbers(32, 1.0), after_last: true },
+        Stage::Separator { row: r.numbers(32, 1.0), ny: 4 },
+        Stage::Others { before: r.numbers(3 * 32, 1.0), after: r.numbers(32, 1.0) },
+        Stage::Linear(r.linear(ty, 32, 40)),
+    ];
+    let patch = PatchSpec { side: 2, order: PatchOrder::ColourFirst };
+    Encoder { patch, stages, n_embd: 40, n_deepstack: 0 }
+}
+
 /// The normalised mean square error of all rows.
 fn error(got: &[EncodedPicture], expected: &[EncodedPicture]) -> f64 {
     let (mut errors, mut squares) = (0.0, 0.0);
@@ -262,10 +292,11 @@ fn cuda_encoders_refuse_heads_without_kernels() {
 fn cuda_encoders_agree_with_those_of_the_cpu() {
     let Some(gpu) = device() else { return };
     let cpu = CpuOptions { n_threads: 2, ..Default::default() };
-    let cases: [Case; 3] = [
+    let cases: [Case; 4] = [
         ("with a class token", with_class_token, [[4, 6], [10, 8]]),
         ("with windows", with_windows, [[8, 6], [12, 14]]),
         ("with convolutions", with_convolutions, [[16, 12], [24, 28]]),
+        ("with distances", with_distances, [[4, 12], [8, 8]]),
     ];
     for (name, encoder, sizes) in cases {
         let side = encoder().patch.side;

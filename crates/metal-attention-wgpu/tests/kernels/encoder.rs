@@ -8,7 +8,7 @@ use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::vision::{
     Angles, Axis, Block, Clamp, EncodedPicture, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward,
     EncoderLinear, EncoderNorm, FileWeights, Interpolation, MergeOrder, PatchOrder, PatchSpec, Pixels, PositionTable,
-    QueryAttention, Resampler, RowOrder, Stage,
+    QueryAttention, RelativeScores, Resampler, RowOrder, Stage,
 };
 use metal_attention_model::{NormKind, Watch};
 use metal_attention_wgpu::{WgpuDevice, WgpuEncoder, WgpuError, WgpuOptions};
@@ -245,6 +245,34 @@ fn with_convolutions(ty: TensorType) -> Encoder<FileWeights> {
     encoder(1, PatchOrder::PixelFirst, stages, 8, 0)
 }
 
+/// Squares below each other, windows that are filled up, scores by distance, and rows around those of patches.
+fn with_distances(ty: TensorType) -> Encoder<FileWeights> {
+    let mut w = Weights::new(ty);
+    let mut attention = |sides: &[usize]| {
+        let scores = |side: &usize| RelativeScores { side: *side, matrix: w.linear(8, 2 * (2 * side - 1)) };
+        let relative = sides.iter().map(scores).collect();
+        Stage::Attention(Box::new(EncoderAttention { relative, ..w.attention(32, 8, 4) }))
+    };
+    let near = Stage::Windows { side: 3, stages: vec![attention(&[3])] };
+    let far = attention(&[4, 8]);
+    let squares = vec![
+        Stage::Linear(w.linear_of(TensorType::F32, 12, 32)),
+        Stage::Sum([Vec::new(), vec![Stage::Norm(w.norm(NormKind::Layer, 32, true)), near]]),
+        Stage::Sum([Vec::new(), vec![Stage::Norm(w.norm(NormKind::Layer, 32, true)), far]]),
+        Stage::Unfold { side: 3, stride: 2, centred: true },
+        Stage::Linear(w.linear(9 * 32, 24)),
+        Stage::Activation(EncoderActivation::SquaredRelu),
+    ];
+    let stages = vec![
+        Stage::Squares(squares),
+        Stage::RowBreaks { row: w.numbers(24, 1.0), after_last: true },
+        Stage::Separator { row: w.numbers(24, 1.0), ny: 4 },
+        Stage::Others { before: w.numbers(3 * 24, 1.0), after: w.numbers(24, 1.0) },
+        Stage::Linear(w.linear(24, 16)),
+    ];
+    encoder(2, PatchOrder::ColourFirst, stages, 16, 0)
+}
+
 /// The devices of this file's tests that none of them uses: with all features, and without subgroups and 16-bit floats. Compiled
 /// pipelines stay with them.
 static FREE: Mutex<Vec<[Arc<WgpuDevice>; 2]>> = Mutex::new(Vec::new());
@@ -315,6 +343,11 @@ fn resamplers_agree_with_the_cpu() {
 #[test]
 fn convolutions_agree_with_the_cpu() {
     compare("convolutions", || with_convolutions(TensorType::F32), &[&[(24, 16)], &[(16, 8), (12, 20)]]);
+}
+
+#[test]
+fn scores_by_distance_agree_with_the_cpu() {
+    compare("scores by distance", || with_distances(TensorType::F32), &[&[(8, 16), (8, 24), (16, 16)], &[(8, 8)]]);
 }
 
 #[test]
