@@ -69,6 +69,7 @@ impl Random {
             scale: 1.0 / (head_dim as f32).sqrt(),
             rope,
             window,
+            causal_others: false,
             relative: Vec::new(),
             out: self.linear(ty, n_head * head_dim, width),
         }
@@ -218,7 +219,7 @@ fn with_convolutions() -> Encoder<FileWeights> {
 /// Squares below each other, windows that are filled up, scores by distance, and rows around those of patches (SAM).
 fn with_distances() -> Encoder<FileWeights> {
     let (r, ty, width) = (&mut Random(500), TensorType::F16, 64);
-    let mut attention = |r: &mut Random, sides: &[usize]| {
+    let attention = |r: &mut Random, sides: &[usize]| {
         let relative = sides.iter().map(|&side| RelativeScores { side, matrix: r.linear(ty, 32, 2 * (2 * side - 1)) });
         let relative = relative.collect();
         let attention = EncoderAttention { relative, ..r.attention(ty, [width, 2, 2, 32], None, None) };

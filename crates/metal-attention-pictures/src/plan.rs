@@ -103,10 +103,10 @@ impl Plan {
                 let tiles = Some(minicpm_tiles(size, tile, multiple));
                 Self { tiles, whole_first: true, ..only(minicpm_whole(size, tile, multiple), Fit::Stretched) }
             }
-            Layout::DeepSeekOcr { whole, tile, tiles } => {
+            Layout::DeepSeekOcr { whole, tile, tiles, joined } => {
                 positive(whole, "image size")?;
                 positive(tile, "tile size")?;
-                let tiles = deepseek_tiles(size, tile, tiles);
+                let tiles = deepseek_tiles(size, tile, tiles).map(|tiles| Tiles { joined, ..tiles });
                 Self { tiles, ..only((whole, whole), Fit::FittedNearest) }
             }
             Layout::Lfm2 { patch, merge, pixels } => {

@@ -104,8 +104,8 @@ pub enum Layout {
         /// Both sides of all pictures are multiples of it: the patch size, for 4.6 four times that.
         multiple: usize,
     },
-    /// Rows of tiles of the picture stretched to a grid, then the whole fitted into a square: deepseekocr. A picture that is no larger
-    /// than a tile has only the whole. The tiles of a row are one picture, in which they stand below each other.
+    /// Tiles of the picture stretched to a grid, then the whole fitted into a square: deepseekocr, deepseekocr2. A picture that is no
+    /// larger than a tile has only the whole.
     DeepSeekOcr {
         /// The side of the whole.
         whole: usize,
@@ -113,6 +113,8 @@ pub enum Layout {
         tile: usize,
         /// The fewest and the most tiles.
         tiles: [usize; 2],
+        /// Whether the tiles of a row are one picture, in which they stand below each other.
+        joined: bool,
     },
     /// The picture stretched to multiples, a large one after its tiles of [`LFM2_TILE`](crate::LFM2_TILE): lfm2.
     Lfm2 {

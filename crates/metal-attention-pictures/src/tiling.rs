@@ -124,13 +124,13 @@ pub fn lfm2_tiles((width, height): Size, patch: usize, merge: usize, max_pixels:
     Some(Tiles { size: (LFM2_TILE, LFM2_TILE), rows, columns, fit: Fit::Fitted, joined: false })
 }
 
-/// The rows of tiles of a picture that is larger than one (the processor of DeepSeek-OCR).
+/// The tiles of a picture that is larger than one (the processor of DeepSeek-OCR).
 pub fn deepseek_tiles(size: Size, tile: usize, [least, most]: [usize; 2]) -> Option<Tiles> {
     if size.0.max(size.1) <= tile {
         return None;
     }
     let (columns, rows) = nearest_grid(size, tile, least..=most);
-    Some(Tiles { size: (tile, tile), rows, columns, fit: Fit::Stretched, joined: true })
+    Some(Tiles { size: (tile, tile), rows, columns, fit: Fit::Stretched, joined: false })
 }
 
 /// The grid of so many tiles whose ratio is nearest to the picture's. Of equal ones the picture fills the largest by more than half,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn deepseek_joins_the_tiles_of_a_row() {
+    fn deepseek_tiles_large_pictures() {
         let tiles = |size| deepseek_tiles(size, 640, [2, 9]).map(|tiles| (tiles.columns, tiles.rows));
         assert_eq!(tiles((640, 640)), None);
         assert_eq!(tiles((641, 300)), Some((2, 1)));

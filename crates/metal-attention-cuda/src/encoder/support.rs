@@ -28,6 +28,8 @@ pub(super) fn check<T: EncoderTypes>(stages: &[Stage<T>]) -> Result<(), CudaErro
         | Stage::Positions(_)
         | Stage::Others { .. }
         | Stage::DropOthers
+        | Stage::Queries(_)
+        | Stage::KeepQueries
         | Stage::Reorder(_)
         | Stage::Merge { .. }
         | Stage::Pool { .. }

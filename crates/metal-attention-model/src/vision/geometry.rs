@@ -96,6 +96,20 @@ impl Layout {
         rows
     }
 
+    /// The number of patches.
+    pub fn n_patches(&self) -> usize {
+        self.places.iter().filter(|place| matches!(place, Place::Patch { .. })).count()
+    }
+
+    /// Takes the patches away and gives their places to the other rows, of which there are as many. Returns the indices of those.
+    pub fn keep_queries(&mut self) -> Vec<u32> {
+        let is_other = |row: &u32| !matches!(self.places[*row as usize], Place::Patch { .. });
+        let rows: Vec<u32> = (0..self.places.len() as u32).filter(is_other).collect();
+        let (nx, ny) = if rows.len() == self.nx * self.ny { (self.nx, self.ny) } else { (rows.len(), 1) };
+        *self = Self::grid(nx, ny);
+        rows
+    }
+
     /// Merges each `side` x `side` patches, row by row, and puts the results in row order (`transposed`: column by column).
     /// Returns the indices of the rows of each result, one after the other; patches beyond whole groups are left out.
     pub fn merge(&mut self, side: usize, transposed: bool) -> Vec<u32> {

@@ -370,6 +370,7 @@ impl<'a> EncoderReader<'a> {
             scale: 1.0 / (head_dim as f32).sqrt(),
             rope: None,
             window: None,
+            causal_others: false,
             relative: Vec::new(),
             out: self.linear(&format!("{prefix}attn_out"), width, Some(width))?,
         })

@@ -167,13 +167,16 @@ pub enum Axis {
     Y,
     /// The column of a patch.
     X,
+    /// The number of rows of the picture before this one.
+    Row,
 }
 
 impl Angles {
     /// (cos, sin) of each pair of each row, `[n_rows, pairs, 2]`.
     pub fn table(&self, layout: &Layout) -> Vec<f32> {
-        let of = |place: &Place, (axis, frequency): (Axis, f32)| {
+        let of = |(row, place): (usize, &Place), (axis, frequency): (Axis, f32)| {
             let position = match (*place, axis) {
+                (Place::Patch { .. } | Place::Class | Place::Break, Axis::Row) => self.first + row as f32,
                 (Place::Patch { y, .. }, Axis::Y) => self.first + y as f32,
                 (Place::Patch { x, .. }, Axis::X) => self.first + x as f32,
                 (Place::Class | Place::Break, Axis::X | Axis::Y) => 0.0,
@@ -181,7 +184,12 @@ impl Angles {
             let angle = position * frequency;
             [angle.cos(), angle.sin()]
         };
-        layout.places.iter().flat_map(|place| self.pairs.iter().flat_map(move |&pair| of(place, pair))).collect()
+        layout
+            .places
+            .iter()
+            .enumerate()
+            .flat_map(|place| self.pairs.iter().flat_map(move |&pair| of(place, pair)))
+            .collect()
     }
 
     /// Halves of a head rotate together, element `i` with `i + head_dim / 2`: the first half of the pairs by the row, the second by
@@ -190,6 +198,17 @@ impl Angles {
         let n = head_dim / 4;
         let of = |axis| (0..n).map(move |j| (axis, frequency(10_000.0, j as f64 / n as f64)));
         Self { pairs: of(Axis::Y).chain(of(Axis::X)).collect(), block: head_dim, first: 0.0 }
+    }
+
+    /// Halves of a head rotate together, element `i` with `i + head_dim / 2`, by the number of the row, with frequencies
+    /// `base^(-2i / head_dim)`, as in text models.
+    pub fn of_rows(head_dim: usize, base: f64) -> Self {
+        let n = head_dim / 2;
+        Self {
+            pairs: (0..n).map(|i| (Axis::Row, frequency(base, i as f64 / n as f64))).collect(),
+            block: head_dim,
+            first: 0.0,
+        }
     }
 
     /// Neighbouring elements are pairs: those of the first half of a head by `axes[0]`, those of the second by `axes[1]`, with

@@ -127,6 +127,21 @@ pub(super) fn run_stages<O: EncoderOps>(
                 rows = insert_rows(ops, &rows, row, Place::Break, &mut layouts, insert)?;
             }
             Stage::DropOthers => rows = rearrange(ops, &rows, &mut layouts, Layout::drop_others)?,
+            Stage::Queries(tables) => {
+                let width = ops.width(&rows);
+                let starts = |n: usize| {
+                    let before = tables.iter().take_while(|table| table.len() != n * width);
+                    let start = before.map(|table| table.len() / width).sum::<usize>();
+                    let known = tables.iter().any(|table| table.len() == n * width);
+                    known.then_some(start..start + n).unwrap_or_default()
+                };
+                let insert = |layout: &Layout| {
+                    let n = layout.places.len();
+                    starts(n).map(|row| (n, row)).collect()
+                };
+                rows = insert_rows(ops, &rows, &tables.concat(), Place::Class, &mut layouts, insert)?;
+            }
+            Stage::KeepQueries => rows = rearrange(ops, &rows, &mut layouts, Layout::keep_queries)?,
             Stage::Reorder(order) => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.reorder(*order))?,
             Stage::Block(block) => run_block(ops, block, &mut rows, &layouts, &mut rotation)?,
             Stage::Merge { side, order } => {
@@ -392,16 +407,23 @@ fn run_attention<O: EncoderOps>(
         let attended = attend_by_distance(ops, attention, [&q, &k, &v], layouts)?;
         return ops.linear(&attended, &attention.out);
     }
-    let mut first = 0;
-    let segments: Vec<_> = layouts
-        .iter()
-        .flat_map(|layout| layout.windows(attention.window))
-        .map(|n| {
+    let (mut segments, mut first) = (Vec::new(), 0);
+    for layout in layouts {
+        let start = first;
+        if attention.causal_others {
+            first += layout.places.len();
+            let patches = start..start + layout.n_patches();
+            segments.push(AttentionSegment { queries: patches.clone(), keys: patches.clone() });
+            let others = patches.end..first;
+            segments.extend(others.map(|row| AttentionSegment { queries: row..row + 1, keys: start..row + 1 }));
+            continue;
+        }
+        for n in layout.windows(attention.window) {
             let rows = first..first + n;
             first += n;
-            AttentionSegment { queries: rows.clone(), keys: rows }
-        })
-        .collect();
+            segments.push(AttentionSegment { queries: rows.clone(), keys: rows });
+        }
+    }
     let attended = ops.attention(&q, &k, &v, attention.head_dim, attention.scale, &segments)?;
     ops.linear(&attended, &attention.out)
 }

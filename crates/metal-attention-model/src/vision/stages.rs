@@ -80,6 +80,11 @@ pub enum Stage<T: EncoderTypes> {
     },
     /// Takes all rows away that are not those of patches.
     DropOthers,
+    /// Puts learned rows behind the patches of a picture, as many: the first table with so many rows, of those `[n, width]`. A picture of
+    /// another number of patches gets none.
+    Queries(Vec<Vec<f32>>),
+    /// Puts the rows that [`Self::Queries`] has added in the place of the patches.
+    KeepQueries,
     /// Puts the rows of patches in an order.
     Reorder(RowOrder),
     /// A transformer block.
@@ -261,6 +266,8 @@ pub struct EncoderAttention<T: EncoderTypes> {
     pub rope: Option<Angles>,
     /// Patches along the side of a window; `None`: rows attend to all rows of their picture.
     pub window: Option<usize>,
+    /// Whether patches attend to patches alone, and each other row to all patches and to the rows up to itself, which stand behind them.
+    pub causal_others: bool,
     /// Scores by the distance of a key, for square grids of each size that pictures have; empty: none.
     pub relative: Vec<RelativeScores<T>>,
     /// The output projection.
@@ -368,6 +375,8 @@ impl Stage<FileWeights> {
             Self::Positions(table) => Stage::Positions(table),
             Self::Others { before, after } => Stage::Others { before, after },
             Self::DropOthers => Stage::DropOthers,
+            Self::Queries(tables) => Stage::Queries(tables),
+            Self::KeepQueries => Stage::KeepQueries,
             Self::Reorder(order) => Stage::Reorder(order),
             Self::Block(block) => Stage::Block(Box::new(block.prepare(backend)?)),
             Self::Merge { side, order } => Stage::Merge { side, order },
@@ -475,6 +484,7 @@ impl EncoderAttention<FileWeights> {
             scale: self.scale,
             rope: self.rope,
             window: self.window,
+            causal_others: self.causal_others,
             relative: self
                 .relative
                 .into_iter()

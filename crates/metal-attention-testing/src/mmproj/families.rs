@@ -42,6 +42,7 @@ pub fn families() -> Vec<FamilyFile> {
         tiles_only: true,
         ..file("deepseekocr-tiles", deepseekocr(40, 10), &[[700, 300, 1], [650, 700, 2]])
     };
+    let tiles_2 = FamilyFile { tiles_only: true, ..file("deepseekocr2-tiles", deepseekocr2(48), &[[780, 300, 1]]) };
     vec![
         file("gemma3", super::gemma3(N_EMBD), SQUARE),
         file("qwen3vl_merger", super::qwen3vl(N_EMBD / 2), KEPT),
@@ -50,6 +51,8 @@ pub fn families() -> Vec<FamilyFile> {
         file("hunyuanvl", hunyuanvl(), KEPT),
         file("deepseekocr", deepseekocr(64, 16), &[[100, 60, 1]]),
         tiles,
+        file("deepseekocr2", deepseekocr2(64), &[[100, 60, 1]]),
+        tiles_2,
         file("exaone4_5", exaone45(), LARGE),
         file("glm5v", glm5v(), &[[40, 24, 1], [29, 53, 2], [10, 12, 3]]),
         file("ling3vl", ling3vl(), KEPT),
@@ -141,8 +144,8 @@ impl Builder {
             if parts.fused {
                 self.linear(&name("attn_qkv"), WIDTH, WIDTH + 2 * parts.kv_width);
             } else {
-                for part in ["attn_q", "attn_k", "attn_v"] {
-                    self.linear(&name(part), WIDTH, WIDTH);
+                for (part, n_out) in [("attn_q", WIDTH), ("attn_k", parts.kv_width), ("attn_v", parts.kv_width)] {
+                    self.linear(&name(part), WIDTH, n_out);
                 }
             }
             self.linear(&name("attn_out"), WIDTH, WIDTH);
@@ -191,6 +194,32 @@ fn cogvlm(class_last: bool) -> Vec<u8> {
 
 /// Tables of positions for grids of `sam` x `sam` and `clip` x `clip` patches.
 fn deepseekocr(sam: usize, clip: usize) -> Vec<u8> {
+    let mut file = with_sam("deepseekocr", sam);
+    file.tower(BlockParts { fused: true, ..PLAIN });
+    file.add("v.class_embd", &[WIDTH], Values::WIDE);
+    file.add("v.position_embd.weight", &[WIDTH, clip * clip + 1], Values::WIDE);
+    file.norm("v.pre_ln", WIDTH);
+    file.linear("mm.model.fc", 2 * WIDTH, N_EMBD);
+    file.row("v.image_newline");
+    file.row("v.view_seperator");
+    file.finish()
+}
+
+/// A table of positions for a grid of `sam` x `sam` patches.
+fn deepseekocr2(sam: usize) -> Vec<u8> {
+    let mut file = with_sam("deepseekocr2", sam);
+    file.metadata.set("clip.vision.attention.head_count_kv", 1_u32);
+    file.tower(BlockParts { gated: true, norm_bias: false, kv_width: WIDTH / 2, ..PLAIN });
+    file.scale("v.post_ln", WIDTH);
+    file.add("v.resample_query_768.weight", &[WIDTH, 144], Values::WIDE);
+    file.add("v.resample_query_1024.weight", &[WIDTH, 256], Values::WIDE);
+    file.linear("mm.model.fc", WIDTH, N_EMBD);
+    file.row("v.view_seperator");
+    file.finish()
+}
+
+/// A file with SAM's tower.
+fn with_sam(projector: &str, sam: usize) -> Builder {
     const NECK: usize = 12;
     let keys = [
         ("image_size", 1024),
@@ -199,7 +228,7 @@ fn deepseekocr(sam: usize, clip: usize) -> Vec<u8> {
         ("sam.embedding_length", WIDTH),
         ("window_size", 14),
     ];
-    let mut file = Builder::new("deepseekocr", &keys, N_EMBD);
+    let mut file = Builder::new(projector, &keys, N_EMBD);
     file.convolution("v.sam.patch_embd", 16, 3, WIDTH);
     file.add("v.sam.pos_embd.weight", &[WIDTH, sam, sam], Values::WIDE);
     // The last block is one in which all patches attend to each other.
@@ -221,14 +250,7 @@ fn deepseekocr(sam: usize, clip: usize) -> Vec<u8> {
     }
     file.norm("v.sam.neck.1", NECK);
     file.norm("v.sam.neck.3", NECK);
-    file.tower(BlockParts { fused: true, ..PLAIN });
-    file.add("v.class_embd", &[WIDTH], Values::WIDE);
-    file.add("v.position_embd.weight", &[WIDTH, clip * clip + 1], Values::WIDE);
-    file.norm("v.pre_ln", WIDTH);
-    file.linear("mm.model.fc", 2 * WIDTH, N_EMBD);
-    file.row("v.image_newline");
-    file.row("v.view_seperator");
-    file.finish()
+    file
 }
 
 fn hunyuanvl() -> Vec<u8> {

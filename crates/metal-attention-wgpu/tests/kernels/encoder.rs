@@ -63,6 +63,7 @@ impl Weights {
             scale: 1.0 / (head_dim as f32).sqrt(),
             rope: None,
             window: None,
+            causal_others: false,
             relative: Vec::new(),
             out: self.linear(width, width),
         }

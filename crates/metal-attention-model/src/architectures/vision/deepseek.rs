@@ -1,23 +1,28 @@
 //! DeepSeek-OCR (arXiv 2510.18234): SAM's tower, whose patches two convolutions reduce to a sixteenth, and CLIP's tower over the results,
-//! which are put beside each other.
+//! which are put beside each other. DeepSeek-OCR 2 (arXiv 2601.20552): SAM's tower, and a text model's blocks over the results and learned
+//! queries behind them.
 
 use metal_attention_pictures::Layout;
 
 use super::class_token;
 use crate::vision::{
-    EncoderActivation, EncoderAttention, EncoderReader, FileWeights, Interpolation, PatchOrder, PatchSpec,
-    RelativeScores, Stage, VisionModel,
+    Angles, Encoder, EncoderActivation, EncoderAttention, EncoderReader, FileWeights, Interpolation, PatchOrder,
+    PatchSpec, RelativeScores, Stage, VisionModel,
 };
 use crate::{ModelError, NormKind};
 
-/// Pixels of a patch's side, of the side of the whole picture and of that of a tile, whatever the file says.
+/// Pixels of a patch's side, and of the side of the whole picture, whatever the file says.
 const PATCH: usize = 16;
 const WHOLE: usize = 1024;
+/// Pixels of the side of a tile, and the fewest and most tiles, of both versions.
 const TILE: usize = 640;
+const TILES: [usize; 2] = [2, 9];
+const TILE_2: usize = 768;
+const TILES_2: [usize; 2] = [2, 6];
+/// Base of the rotation in the blocks of version 2.
+const ROPE_BASE: f64 = 1e6;
 /// Patches that become a row, along each side.
 const MERGED: usize = 4;
-/// Fewest and most tiles.
-const TILES: [usize; 2] = [2, 9];
 /// Most tiles that are plausible.
 const MAX_TILES: usize = 256;
 /// Epsilon of SAM's norms, and of CLIP's.
@@ -37,7 +42,7 @@ struct Sam {
 
 pub(super) fn deepseekocr(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let patch = PatchSpec { side: PATCH, order: PatchOrder::ColourFirst };
-    let mut stages = sam(r)?;
+    let mut stages = sam(r, TILE)?;
     stages.push(Stage::Feature(Vec::new()));
     stages.extend(clip(r)?);
     stages.push(Stage::JoinFeatures { with_rows: true });
@@ -47,16 +52,48 @@ pub(super) fn deepseekocr(r: &EncoderReader<'_>) -> Result<VisionModel, ModelErr
     // Behind the whole picture, which is larger than a tile.
     let separator = Stage::Separator { row: row("v.view_seperator")?, ny: WHOLE / PATCH / MERGED };
     let encoder = r.encoder(patch, vec![Stage::Squares(stages), breaks, separator]);
-    let least = r.keys.opt_size("vision.preproc_min_tiles")?.unwrap_or(TILES[0]);
-    let most = r.keys.opt_size("vision.preproc_max_tiles")?.unwrap_or(TILES[1]);
+    model(r, encoder, TILE, TILES, true)
+}
+
+pub(super) fn deepseekocr2(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
+    let patch = PatchSpec { side: PATCH, order: PatchOrder::ColourFirst };
+    let mut stages = sam(r, TILE_2)?;
+    let queries = |name: &str| r.all_values(name, r.width);
+    stages
+        .push(Stage::Queries(vec![queries("v.resample_query_768.weight")?, queries("v.resample_query_1024.weight")?]));
+    let angles = Angles::of_rows(r.head_dim(), ROPE_BASE);
+    stages.extend(r.blocks(r.n_block, NormKind::Rms, |_, block| {
+        block.set_activation(EncoderActivation::Silu);
+        block.attention.rope = Some(angles.clone());
+        block.attention.causal_others = true;
+    })?);
+    stages.extend(r.opt_norm("v.post_ln", r.width, NormKind::Rms, r.eps)?.map(Stage::Norm));
+    stages.push(Stage::KeepQueries);
+    stages.push(Stage::Linear(r.linear("mm.model.fc", r.width, Some(r.n_embd))?));
+    // Behind the whole picture, which is larger than a tile.
+    let row = r.values("v.view_seperator", r.n_embd)?;
+    stages.push(Stage::Separator { row, ny: WHOLE / PATCH / MERGED });
+    model(r, r.encoder(patch, stages), TILE_2, TILES_2, false)
+}
+
+/// The model with tiles of the side `tile`.
+fn model(
+    r: &EncoderReader<'_>,
+    encoder: Encoder<FileWeights>,
+    tile: usize,
+    [least, most]: [usize; 2],
+    joined: bool,
+) -> Result<VisionModel, ModelError> {
+    let least = r.keys.opt_size("vision.preproc_min_tiles")?.unwrap_or(least);
+    let most = r.keys.opt_size("vision.preproc_max_tiles")?.unwrap_or(most);
     let plausible = (least..=MAX_TILES).contains(&most);
     r.keys.check("vision.preproc_max_tiles", most, plausible, "must be at least preproc_min_tiles and at most 256")?;
-    let layout = Layout::DeepSeekOcr { whole: WHOLE, tile: TILE, tiles: [least, most] };
+    let layout = Layout::DeepSeekOcr { whole: WHOLE, tile, tiles: [least, most], joined };
     Ok(VisionModel::new(r, encoder, layout).with_fill([127; 3]).with_markers(&[["", "\n"]]))
 }
 
-/// SAM's tower with the convolutions behind it.
-fn sam(r: &EncoderReader<'_>) -> Result<Vec<Stage<FileWeights>>, ModelError> {
+/// SAM's tower with the convolutions behind it, for the whole picture and tiles of the side `tile`.
+fn sam(r: &EncoderReader<'_>, tile: usize) -> Result<Vec<Stage<FileWeights>>, ModelError> {
     let size = |key: &str| r.keys.positive(key);
     let sam = Sam {
         width: size("vision.sam.embedding_length")?,
@@ -74,7 +111,7 @@ fn sam(r: &EncoderReader<'_>) -> Result<Vec<Stage<FileWeights>>, ModelError> {
     for i in 0..sam.n_block {
         let name = |part: &str| format!("v.sam.blk.{i}.{part}");
         let norm = |part: &str| r.norm(&name(part), sam.width, NormKind::Layer, SAM_EPS).map(Stage::Norm);
-        let attention = Stage::Attention(Box::new(sam_attention(r, &sam, i)?));
+        let attention = Stage::Attention(Box::new(sam_attention(r, &sam, i, tile)?));
         let attention =
             if GLOBAL.contains(&i) { attention } else { Stage::Windows { side: sam.window, stages: vec![attention] } };
         let attention = vec![norm("pre_ln")?, attention];
@@ -104,7 +141,12 @@ fn sam(r: &EncoderReader<'_>) -> Result<Vec<Stage<FileWeights>>, ModelError> {
 }
 
 /// The attention of block `i` of SAM.
-fn sam_attention(r: &EncoderReader<'_>, sam: &Sam, i: usize) -> Result<EncoderAttention<FileWeights>, ModelError> {
+fn sam_attention(
+    r: &EncoderReader<'_>,
+    sam: &Sam,
+    i: usize,
+    tile: usize,
+) -> Result<EncoderAttention<FileWeights>, ModelError> {
     let name = |part: &str| format!("v.sam.blk.{i}.attn.{part}");
     let [q, k, v] = r.fused(&name("qkv"), sam.width, sam.width)?;
     let head_dim = sam.width / sam.n_head;
@@ -114,7 +156,7 @@ fn sam_attention(r: &EncoderReader<'_>, sam: &Sam, i: usize) -> Result<EncoderAt
         let matrix = r.computed(&name("pos"), [head_dim, 2 * (2 * side - 1)], &matrix)?;
         Ok::<_, ModelError>(RelativeScores { side, matrix })
     };
-    let sides = if GLOBAL.contains(&i) { vec![WHOLE / PATCH, TILE / PATCH] } else { vec![sam.window] };
+    let sides = if GLOBAL.contains(&i) { vec![WHOLE / PATCH, tile / PATCH] } else { vec![sam.window] };
     Ok(EncoderAttention {
         q,
         k,
@@ -127,6 +169,7 @@ fn sam_attention(r: &EncoderReader<'_>, sam: &Sam, i: usize) -> Result<EncoderAt
         scale: 1.0 / (head_dim as f32).sqrt(),
         rope: None,
         window: None,
+        causal_others: false,
         relative: sides.into_iter().map(scores).collect::<Result<_, _>>()?,
         out: r.linear(&name("out"), sam.width, Some(sam.width))?,
     })

@@ -40,6 +40,7 @@ const PROJECTORS: &[(&str, &str, FamilyReader)] = &[
     ("adapter",          "GLM-Edge-V",                                            glm_edge::adapter),
     ("cogvlm",           "CogVLM, CogVLM2",                                       cogvlm::cogvlm),
     ("deepseekocr",      "DeepSeek-OCR, Unlimited-OCR",                           deepseek::deepseekocr),
+    ("deepseekocr2",     "DeepSeek-OCR 2",                                        deepseek::deepseekocr2),
     ("dots_ocr",         "dots.ocr",                                              dots_ocr::dots_ocr),
     ("exaone4_5",        "EXAONE 4.5",                                            qwen::exaone45),
     ("gemma3",           "Gemma 3 4B, 12B, 27B",                                  gemma::gemma3),
