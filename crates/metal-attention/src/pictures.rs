@@ -255,7 +255,7 @@ impl PictureEncoder {
             let parts = self.markers.parts(&places, division.columns, |text| token_of(tokenizer, text).is_some());
             let part = |part: PromptPart| match part {
                 PromptPart::Text(text) => Some(PicturePart::Text(text)),
-                PromptPart::Token(text) => token_of(tokenizer, &text).map(PicturePart::Token),
+                PromptPart::Token(text) => token_of(tokenizer, text).map(PicturePart::Token),
                 PromptPart::Rows(i) => {
                     let hash =
                         Sha256::new_with_prefix(self.digest).chain_update(of_picture).chain_update(i.to_le_bytes());
@@ -391,7 +391,9 @@ impl<'a> PromptBuilder<'a> {
             return Err(Error::PicturePlaces { n_places, n_pictures });
         };
         let (before, within) = pictures.split_at(n_before);
-        before.iter().for_each(|picture| self.picture(picture));
+        for picture in before {
+            self.picture(picture);
+        }
         let options = EncodeOptions { add_special: false, parse_special };
         let mut within = within.iter();
         for text in text.split(PICTURE_PLACE) {

@@ -175,7 +175,7 @@ fn generated() -> Result<Picture, Error> {
     for i in 0..SIDE * SIDE {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let (x, y) = (i % SIDE * 192 / SIDE, i / SIDE * 192 / SIDE);
-        rgb.extend([x, y, (x + y) / 2].map(|v| v as u8 + (state >> 26) as u8));
+        rgb.extend([x, y, usize::midpoint(x, y)].map(|v| (v as u8).wrapping_add((state >> 26) as u8)));
     }
     Ok(Picture::new(SIDE, SIDE, rgb)?)
 }

@@ -133,7 +133,7 @@ pub(super) fn run_stages<O: EncoderOps>(
                     let before = tables.iter().take_while(|table| table.len() != n * width);
                     let start = before.map(|table| table.len() / width).sum::<usize>();
                     let known = tables.iter().any(|table| table.len() == n * width);
-                    known.then_some(start..start + n).unwrap_or_default()
+                    if known { start..start + n } else { 0..0 }
                 };
                 let insert = |layout: &Layout| {
                     let n = layout.places.len();
@@ -392,13 +392,12 @@ fn run_attention<O: EncoderOps>(
     let [mut q, mut k, v]: [O::Rows; 3] = heads.try_into().ok().expect("three projections");
     if let Some(angles) = &attention.rope {
         let known = rotation.take().filter(|known| known.angles == *angles && known.layouts == layouts);
-        let Rotation { table, .. } = match known {
-            Some(known) => rotation.insert(known),
-            None => {
-                let table: Vec<f32> = layouts.iter().flat_map(|layout| angles.table(layout)).collect();
-                let table = ops.upload(&table, attention.head_dim)?;
-                rotation.insert(Rotation { angles: angles.clone(), layouts: layouts.to_vec(), table })
-            }
+        let Rotation { table, .. } = if let Some(known) = known {
+            rotation.insert(known)
+        } else {
+            let table: Vec<f32> = layouts.iter().flat_map(|layout| angles.table(layout)).collect();
+            let table = ops.upload(&table, attention.head_dim)?;
+            rotation.insert(Rotation { angles: angles.clone(), layouts: layouts.to_vec(), table })
         };
         ops.rotate(&mut q, table, attention.head_dim, angles.block)?;
         ops.rotate(&mut k, table, attention.head_dim, angles.block)?;

@@ -450,7 +450,7 @@ impl Block<FileWeights> {
     pub(crate) fn set_activation(&mut self, new: EncoderActivation) {
         match &mut self.feed_forward {
             EncoderFeedForward::Plain { activation, .. } | EncoderFeedForward::Gated { activation, .. } => {
-                *activation = new
+                *activation = new;
             }
         }
     }

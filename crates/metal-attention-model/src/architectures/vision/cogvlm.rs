@@ -1,4 +1,4 @@
-//! CogVLM (arXiv 2311.03079): EVA-CLIP, whose blocks norm the results of attention and feed-forward, and a gated projector.
+//! `CogVLM` (arXiv 2311.03079): EVA-CLIP, whose blocks norm the results of attention and feed-forward, and a gated projector.
 
 use metal_attention_pictures::Layout;
 

@@ -1,4 +1,4 @@
-//! Hunyuan-VL and HunyuanOCR (arXiv 2511.19575): a tower for pictures of any size, whose patches are merged by convolutions, with rows
+//! Hunyuan-VL and `HunyuanOCR` (arXiv 2511.19575): a tower for pictures of any size, whose patches are merged by convolutions, with rows
 //! for the end of each row of patches and around the picture.
 
 use metal_attention_pictures::{Filter, Layout, PixelRange};

@@ -1,4 +1,4 @@
-//! LLaVA 1.5 and 1.6 (arXiv 2310.03744), Granite Vision, MobileVLM V2, Phi-4 and Janus-Pro: CLIP or SigLIP with an MLP.
+//! LLaVA 1.5 and 1.6 (arXiv 2310.03744), Granite Vision, `MobileVLM` V2, Phi-4 and Janus-Pro: CLIP or SigLIP with an MLP.
 
 use metal_attention_pictures::{Candidates, Filter, Layout};
 

@@ -198,7 +198,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
             is_public_v4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
         }
         // Protocols such as Teredo, documentation, and 6to4, which has an IPv4 address within.
-        [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x2002, ..] | [0x3fff, 0..=0xfff, ..] => false,
+        [0x2001, 0..=0x1ff | 0xdb8, ..] | [0x2002, ..] | [0x3fff, 0..=0xfff, ..] => false,
         [first, ..] => first >> 13 == 1,
     }
 }

@@ -98,12 +98,12 @@ pub async fn encode(
     model.picture_service()?;
     let n = pictures.len();
     let one = async |(i, picture): (usize, &MessagePicture)| {
-        encode_one(app, model, peer, picture).await.map_err(|error| match error.param() {
-            None => error,
-            Some(_) => {
-                let message = format!("{field}: picture {} of {n}: {}", i + 1, error.message());
-                ApiError::field(field, message).with_code("invalid_image")
+        encode_one(app, model, peer, picture).await.map_err(|error| {
+            if error.param().is_none() {
+                return error;
             }
+            let message = format!("{field}: picture {} of {n}: {}", i + 1, error.message());
+            ApiError::field(field, message).with_code("invalid_image")
         })
     };
     let all = stream::iter(pictures.iter().enumerate().map(one)).buffered(AT_ONCE).try_collect();

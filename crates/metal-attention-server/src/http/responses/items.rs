@@ -315,13 +315,10 @@ impl<'de> Visitor<'de> for InputTextVisitor {
             // Encrypted by another server.
             "encrypted_content" => None,
             "input_image" | "image_url" => {
-                let url = match part.image_url {
-                    Some(ImageUrl::Url(url) | ImageUrl::Object { url }) => url,
-                    None => {
-                        return Err(A::Error::custom(
-                            "an input_image needs an image_url, such as data:image/png;base64,...; this server keeps no files",
-                        ));
-                    }
+                let Some(ImageUrl::Url(url) | ImageUrl::Object { url }) = part.image_url else {
+                    return Err(A::Error::custom(
+                        "an input_image needs an image_url, such as data:image/png;base64,...; this server keeps no files",
+                    ));
                 };
                 let low_detail = part.detail.as_deref() == Some("low");
                 let mut text = TextWithPictures::default();
