@@ -408,7 +408,7 @@ ma_status ma_chat_new(const ma_model *model,
 // `chat` is null or comes from ma_chat_new, and is not used after this.
 void ma_chat_free(ma_chat *chat);
 
-// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`. <image> stands for a
+// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`. `<image>` stands for a
 // picture.
 //
 // If the text is longer than `capacity` (a null `text` has room for nothing), the result is MA_STATUS_BUFFER_TOO_SMALL and only
@@ -559,7 +559,7 @@ void ma_picture_free(ma_picture *picture);
 
 // Makes a prompt of a text and pictures, and writes it to `prompt`. Free it by ma_prompt_free.
 //
-// A picture stands where the text has <image>; those without a place stand before the text. `length` is in bytes, or
+// A picture stands where the text has `<image>`; those without a place stand before the text. `length` is in bytes, or
 // MA_NUL_TERMINATED. BOS is put first if the model expects it. If `parse_special` is not 0, the names of control tokens in the text
 // become these tokens.
 //

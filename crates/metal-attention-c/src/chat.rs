@@ -157,7 +157,7 @@ pub unsafe extern "C" fn ma_chat_free(chat: *mut Chat) {
     unsafe { free(chat) }
 }
 
-/// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`. <image> stands for a
+/// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`. `<image>` stands for a
 /// picture.
 ///
 /// If the text is longer than `capacity` (a null `text` has room for nothing), the result is MA_STATUS_BUFFER_TOO_SMALL and only

@@ -162,7 +162,7 @@ pub unsafe extern "C" fn ma_picture_free(picture: *mut Picture) {
 
 /// Makes a prompt of a text and pictures, and writes it to `prompt`. Free it by ma_prompt_free.
 ///
-/// A picture stands where the text has <image>; those without a place stand before the text. `length` is in bytes, or
+/// A picture stands where the text has `<image>`; those without a place stand before the text. `length` is in bytes, or
 /// MA_NUL_TERMINATED. BOS is put first if the model expects it. If `parse_special` is not 0, the names of control tokens in the text
 /// become these tokens.
 ///

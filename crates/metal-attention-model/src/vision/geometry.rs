@@ -227,6 +227,15 @@ mod tests {
     }
 
     #[test]
+    fn queries_take_the_places_of_patches() {
+        let mut layout = Layout::grid(2, 1);
+        layout.places.extend([Place::Class; 2]);
+        assert_eq!(layout.n_patches(), 2);
+        assert_eq!(layout.keep_queries(), [2, 3]);
+        assert_eq!(layout, Layout::grid(2, 1));
+    }
+
+    #[test]
     fn windows_are_filled_up() {
         const NO: u32 = NO_ROW;
         let (windows, back) = Layout::grid(3, 2).filled_windows(2);

@@ -229,7 +229,10 @@ fn run_squares<O: EncoderOps>(
     stages: &[Stage<O::Types>],
     state: State<O::Rows>,
 ) -> Result<State<O::Rows>, O::Error> {
-    let squares_of = |layout: &Layout| if layout.ny.is_multiple_of(layout.nx) { layout.ny / layout.nx } else { 1 };
+    let squares_of = |layout: &Layout| {
+        let n = layout.ny.checked_div(layout.nx);
+        n.filter(|n| *n > 1 && n * layout.nx == layout.ny).unwrap_or(1)
+    };
     let counts: Vec<usize> = state.layouts.iter().map(squares_of).collect();
     let squares = state.layouts.iter().zip(&counts);
     let squares = squares.flat_map(|(layout, &n)| vec![Layout::grid(layout.nx, layout.ny / n); n]).collect();

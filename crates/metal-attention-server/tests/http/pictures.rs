@@ -50,6 +50,7 @@ fn about(seed: usize) -> Value {
     chat(&json!([image_url(&data_url(seed)), {"type": "text", "text": "What is it?"}]))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "an answer is looked at once")]
 fn ok(answer: Answer) -> Value {
     assert_eq!(answer.status, 200, "{answer:?}");
     answer.json()
