@@ -14,7 +14,8 @@ fn main() {
         for &[width, height, seed] in family.pictures {
             let name = format!("{width}x{height}-{seed}.bmp");
             std::fs::write(folder.join(&name), bmp(width, height, seed)).expect("a file that can be written");
-            line += &format!(" {name}");
+            line += " ";
+            line += &name;
         }
         println!("{line}");
     }
