@@ -129,15 +129,15 @@ pub(super) fn run_stages<O: EncoderOps>(
             Stage::DropOthers => rows = rearrange(ops, &rows, &mut layouts, Layout::drop_others)?,
             Stage::Queries(tables) => {
                 let width = ops.width(&rows);
-                let starts = |n: usize| {
+                let rows_of = |n: usize| {
                     let before = tables.iter().take_while(|table| table.len() != n * width);
                     let start = before.map(|table| table.len() / width).sum::<usize>();
-                    let known = tables.iter().any(|table| table.len() == n * width);
-                    if known { start..start + n } else { 0..0 }
+                    let is_known = tables.iter().any(|table| table.len() == n * width);
+                    start..if is_known { start + n } else { start }
                 };
                 let insert = |layout: &Layout| {
                     let n = layout.places.len();
-                    starts(n).map(|row| (n, row)).collect()
+                    rows_of(n).map(|row| (n, row)).collect()
                 };
                 rows = insert_rows(ops, &rows, &tables.concat(), Place::Class, &mut layouts, insert)?;
             }
