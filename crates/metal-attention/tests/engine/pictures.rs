@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use metal_attention::gguf::GgufFile;
 use metal_attention::picture_files::{Limits, Picture};
 use metal_attention::{
-    CacheType, Device, EngineOptions, Error, GenerateOptions, Generator, Model, PictureEncoder, PicturePrompt,
-    PromptBuilder, PromptSpan, TokenLimits,
+    CacheType, Device, EngineOptions, Error, GenerateOptions, Generator, Model, ModelSpec, PictureEncoder,
+    PicturePrompt, PromptBuilder, PromptSpan, TokenLimits,
 };
 use metal_attention_testing::mmproj;
 
@@ -139,4 +139,19 @@ fn files_that_do_not_fit_are_refused_with_the_reason() {
     let text = std::fs::read(metal_attention_testing::stories()).unwrap();
     let error = encoder(&model, &text).err().unwrap().to_string();
     assert!(error.contains("clip.projector_type"), "{error}");
+}
+
+#[test]
+fn rows_beside_the_grid_need_a_text_model_without_sections() {
+    let files = metal_attention_testing::models::generate("more-architectures");
+    let text = |name: &str| {
+        let bytes = files.iter().find(|(file, _)| *file == name).map(|(_, bytes)| bytes).unwrap();
+        ModelSpec::from_gguf(&GgufFile::from_bytes(bytes).unwrap()).unwrap()
+    };
+    let family = mmproj::families().into_iter().find(|family| family.name == "hunyuanvl").unwrap();
+    let file = GgufFile::from_bytes(&family.bytes).unwrap();
+    let new = |text: &ModelSpec| PictureEncoder::new(&file, text, &options(), TokenLimits::default()).err();
+    let error = new(&text("qwen2vl.gguf")).expect("an error").to_string();
+    assert!(error.contains("rope.dimension_sections"), "{error}");
+    assert!(new(&text("hunyuan-dense.gguf")).is_none());
 }
