@@ -138,6 +138,11 @@ impl Pictures {
         Ok(picture_marker(self.encoded.len() - 1))
     }
 
+    /// The rows of each picture.
+    pub fn n_rows(&self) -> Vec<usize> {
+        self.encoded.iter().map(PicturePrompt::n_rows).collect()
+    }
+
     /// The ids and spans of a rendered prompt, in which markers stand for pictures.
     pub fn prompt(&self, prompt: &Prompt, tokenizer: &Tokenizer) -> (Vec<u32>, Vec<PromptSpan>) {
         prompt_with_pictures(prompt, &self.encoded, tokenizer)

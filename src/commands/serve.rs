@@ -514,7 +514,7 @@ impl Args {
         if named.is_empty() && configured.is_empty() && args.models_dir.is_empty() {
             named.push(args.flags());
         }
-        if self.pictures.encoder.mmproj.is_some() && named.len() + configured.len() != 1 {
+        if self.pictures.encoder.mmproj.is_some() && named.len() != 1 {
             let message =
                 "--mmproj is of one model, which -m has to name: the configuration file gives others theirs (mmproj)";
             return Err(CliError::Usage(message.into()));

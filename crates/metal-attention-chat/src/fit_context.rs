@@ -11,6 +11,7 @@ use std::borrow::Cow;
 
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
+use crate::pictures::pictures_in;
 use crate::{Message, Role};
 
 /// A step of dropped tokens is `1 / SHARE` of the context; the answer is given at most this share, too.
@@ -68,18 +69,20 @@ pub struct FittedPrompt<'m, P> {
 
 /// Drops the oldest turns of a conversation until its prompt fits the budget. `render` renders messages to a prompt
 /// and counts its tokens. It runs once if the prompt fits, and rarely more than twice otherwise: the turns to drop are
-/// chosen by the tokens of their texts.
+/// chosen by the tokens of their texts and pictures. `picture_tokens`: those of the pictures whose markers are in the texts,
+/// by their numbers.
 ///
 /// Returns the error of `render`, if any.
 pub fn fit_context<'m, P, E>(
     messages: &'m [Message],
     budget: ContextBudget,
     tokenizer: &Tokenizer,
+    picture_tokens: &[usize],
     mut render: impl FnMut(&[Message]) -> Result<(P, usize), E>,
 ) -> Result<FittedPrompt<'m, P>, E> {
     let (mut prompt, n_whole) = render(messages)?;
     let (mut kept, mut n_tokens) = (Cow::Borrowed(messages), n_whole);
-    let mut turns = OldTurns::new(messages, tokenizer);
+    let mut turns = OldTurns::new(messages, tokenizer, picture_tokens);
     let mut goal = budget.n_to_drop(n_whole);
     while n_tokens > budget.prompt() && turns.drop_oldest() {
         while turns.n_tokens < goal && turns.drop_oldest() {}
@@ -101,6 +104,7 @@ pub fn fit_context<'m, P, E>(
 struct OldTurns<'a> {
     messages: &'a [Message],
     tokenizer: &'a Tokenizer,
+    picture_tokens: &'a [usize],
     /// The index of the first message of each turn, the last turn included.
     begins: Vec<usize>,
     n_dropped: usize,
@@ -111,11 +115,11 @@ struct OldTurns<'a> {
 }
 
 impl<'a> OldTurns<'a> {
-    fn new(messages: &'a [Message], tokenizer: &'a Tokenizer) -> Self {
+    fn new(messages: &'a [Message], tokenizer: &'a Tokenizer, picture_tokens: &'a [usize]) -> Self {
         // Messages of the assistant before the first message of the user are a turn, too.
         let first = messages.iter().position(is_of_turn);
         let begins = (0..messages.len()).filter(|&i| messages[i].role == Role::User || Some(i) == first).collect();
-        Self { messages, tokenizer, begins, n_dropped: 0, n_tokens: 0 }
+        Self { messages, tokenizer, picture_tokens, begins, n_dropped: 0, n_tokens: 0 }
     }
 
     /// Drops the oldest turn that is left. Returns false if only the last turn is left.
@@ -127,11 +131,14 @@ impl<'a> OldTurns<'a> {
         true
     }
 
-    /// The number of tokens in the texts of a message.
+    /// The number of tokens in the texts and pictures of a message.
     fn count(&self, message: &Message) -> usize {
         let options = EncodeOptions { add_special: false, parse_special: false };
         let calls = message.tool_calls.iter().flat_map(|call| [&*call.function.name, &*call.function.arguments]);
-        [message.text()].into_iter().chain(calls).map(|text| self.tokenizer.encode(text, options).len()).sum()
+        let texts = [message.text()].into_iter().chain(calls);
+        let of_pictures =
+            pictures_in(message.text(), self.picture_tokens.len()).map(|number| self.picture_tokens[number]);
+        texts.map(|text| self.tokenizer.encode(text, options).len()).chain(of_pictures).sum()
     }
 
     /// The messages that are not dropped.

@@ -129,9 +129,9 @@ impl MessageContent {
                 (kind, &part[if matches!(kind, "refusal" | "thinking") { kind } else { "text" }])
             }
         };
-        let into = match kind {
-            "text" | "input_text" | "output_text" | "refusal" => &mut self.text.get_or_insert_default().text,
-            "thinking" | "reasoning" => self.reasoning.get_or_insert_default(),
+        let is_text = match kind {
+            "text" | "input_text" | "output_text" | "refusal" => true,
+            "thinking" | "reasoning" => false,
             "image_url" | "input_image" => {
                 self.text.get_or_insert_default().push_picture(picture_of_part(&mut part)?);
                 return Ok(());
@@ -144,7 +144,8 @@ impl MessageContent {
             }
         };
         match text {
-            Value::String(text) => into.push_str(text),
+            Value::String(text) if is_text => self.text.get_or_insert_default().push_str(text),
+            Value::String(text) => self.reasoning.get_or_insert_default().push_str(text),
             Value::Null if part.is_object() => {}
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
                 return Err(format!("a part of type {kind:?} has no text"));

@@ -1,12 +1,16 @@
 //! Pictures in messages. In the text of a message a marker stands for each, with its number; templates pass markers on like any
 //! text, so that the places of the pictures are found in the rendered prompt.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::{Message, Prompt};
 
 /// The characters around the number of a picture: of a private use area, which no template looks at.
 const MARKS: [char; 2] = ['\u{f5ac}', '\u{f5ad}'];
+
+/// Most digits of a number.
+const MAX_DIGITS: usize = 10;
 
 /// A picture of a message, as a client sent it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,9 +49,9 @@ pub struct TextWithPictures {
 }
 
 impl TextWithPictures {
-    /// Appends a text.
+    /// Appends a text. Markers in it are no pictures: their first character is replaced by U+FFFD.
     pub fn push_str(&mut self, text: &str) {
-        self.text += text;
+        self.text += &without_markers(text);
     }
 
     /// Appends a picture.
@@ -82,8 +86,12 @@ impl TextWithPictures {
 }
 
 impl From<String> for TextWithPictures {
+    /// A text without pictures ([`push_str`](TextWithPictures::push_str)).
     fn from(text: String) -> Self {
-        Self { text, pictures: Vec::new() }
+        match without_markers(&text) {
+            Cow::Borrowed(_) => Self { text, pictures: Vec::new() },
+            Cow::Owned(text) => Self { text, pictures: Vec::new() },
+        }
     }
 }
 
@@ -128,6 +136,16 @@ pub fn without_picture_markers(text: &str, place: &str) -> String {
     shown
 }
 
+/// A text that somebody wrote, in which nothing is a marker. The characters have other uses, so that only whole markers are
+/// changed.
+fn without_markers(text: &str) -> Cow<'_, str> {
+    if split(text, usize::MAX).iter().any(|piece| matches!(piece, Piece::Picture(_))) {
+        Cow::Owned(text.replace(MARKS[0], "\u{fffd}"))
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
 /// A part of a text with markers.
 enum Piece<'t> {
     Text(&'t str),
@@ -139,9 +157,10 @@ fn split(text: &str, n_pictures: usize) -> Vec<Piece<'_>> {
     let (mut pieces, mut start) = (Vec::new(), 0);
     for (at, mark) in text.match_indices(MARKS[0]) {
         let rest = &text[at + mark.len()..];
-        let Some((digits, _)) = rest.split_once(MARKS[1]) else { break };
-        let is_number = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
-        let Some(number) = digits.parse().ok().filter(|&n: &usize| is_number && n < n_pictures) else { continue };
+        let n_digits = rest.bytes().take(MAX_DIGITS).take_while(u8::is_ascii_digit).count();
+        let (digits, behind) = rest.split_at(n_digits);
+        let number = digits.parse().ok().filter(|&number: &usize| number < n_pictures && behind.starts_with(MARKS[1]));
+        let Some(number) = number else { continue };
         if start < at {
             pieces.push(Piece::Text(&text[start..at]));
         }
@@ -152,6 +171,14 @@ fn split(text: &str, n_pictures: usize) -> Vec<Piece<'_>> {
         pieces.push(Piece::Text(&text[start..]));
     }
     pieces
+}
+
+/// The numbers of the pictures in a text, those below `n_pictures`.
+pub(crate) fn pictures_in(text: &str, n_pictures: usize) -> impl Iterator<Item = usize> + '_ {
+    split(text, n_pictures).into_iter().filter_map(|piece| match piece {
+        Piece::Picture(number) => Some(number),
+        Piece::Text(_) => None,
+    })
 }
 
 /// `text`, whose markers of numbers below `n_pictures` have numbers higher by `offset`.
@@ -175,18 +202,23 @@ pub fn take_pictures(messages: &mut [Message]) -> Vec<MessagePicture> {
 }
 
 impl Prompt {
-    /// The prompt in parts: texts, and those of `n_pictures` pictures whose markers are in it.
+    /// The prompt in parts: texts, and those of `n_pictures` pictures whose markers are in it. Each picture stands where its marker is
+    /// first; further ones are left out.
     pub fn parts(&self, n_pictures: usize) -> Vec<PromptPart<'_>> {
+        let mut is_placed = vec![false; n_pictures];
         let part = |piece| match piece {
-            Piece::Picture(number) => PromptPart::Picture(number),
+            Piece::Picture(number) => {
+                (!std::mem::replace(&mut is_placed[number], true)).then_some(PromptPart::Picture(number))
+            }
             Piece::Text(text) => {
                 // Both are parts of one allocation.
                 let start = text.as_ptr() as usize - self.text.as_ptr() as usize;
-                let within = self.literals.iter().filter(|&&at| (start..start + text.len()).contains(&at));
-                PromptPart::Text(text, within.map(|at| at - start).collect())
+                let at = |offset: usize| self.literals.partition_point(|&literal| literal < offset);
+                let within = &self.literals[at(start)..at(start + text.len())];
+                Some(PromptPart::Text(text, within.iter().map(|at| at - start).collect()))
             }
         };
-        split(&self.text, n_pictures).into_iter().map(part).collect()
+        split(&self.text, n_pictures).into_iter().filter_map(part).collect()
     }
 }
 
@@ -219,6 +251,17 @@ mod tests {
     }
 
     #[test]
+    fn markers_that_somebody_wrote_are_text() {
+        let marker = picture_marker(0);
+        let mut text = TextWithPictures::from(marker.clone());
+        text.push_picture(picture("a"));
+        text.push_str(&marker);
+        text.push_str("\u{f5ac} is an icon");
+        let forged = marker.replace('\u{f5ac}', "\u{fffd}");
+        assert_eq!(text.text, format!("{forged}{marker}{forged}\u{f5ac} is an icon"));
+    }
+
+    #[test]
     fn prompts_are_divided_at_their_pictures() {
         let [a, b, unknown] = [0, 12, 99].map(picture_marker);
         let text = format!("<s>{a}{b} x <s>{unknown}{}", MARKS[0]);
@@ -233,6 +276,11 @@ mod tests {
         assert_eq!(prompt.parts(13), expected);
         assert_eq!(prompt.parts(0), [PromptPart::Text(&text, vec![0, second])]);
         assert_eq!(Prompt { text: String::new(), literals: vec![] }.parts(1), []);
+        let twice = Prompt { text: a.repeat(2), literals: vec![] };
+        assert_eq!(twice.parts(1), [PromptPart::Picture(0)]);
+        // Many beginnings of markers are read once.
+        let many = "\u{f5ac}".repeat(1 << 20) + "\u{f5ad}";
+        assert_eq!(split(&many, 1).len(), 1);
         for odd in ["\u{f5ac}", "\u{f5ac}+1\u{f5ad}", "\u{f5ac}\u{f5ad}", "\u{f5ad}0\u{f5ac}"] {
             let prompt = Prompt { text: odd.to_owned(), literals: vec![] };
             assert_eq!(prompt.parts(5), [PromptPart::Text(odd, vec![])]);

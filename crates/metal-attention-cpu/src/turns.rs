@@ -40,20 +40,27 @@ impl Drop for StepTurn {
 pub(crate) struct EncoderTurns {
     /// The time from which the others are counted.
     start: Instant,
+    /// Steps that run now.
+    steps: &'static AtomicUsize,
     /// The end of the time in which the threads work whether or not a step runs, in nanoseconds.
     work_until: AtomicU64,
 }
 
 impl EncoderTurns {
     pub(crate) fn new() -> Self {
-        Self { start: Instant::now(), work_until: AtomicU64::new(0) }
+        Self::beside(&STEPS)
+    }
+
+    /// Turns beside the steps that `steps` counts.
+    fn beside(steps: &'static AtomicUsize) -> Self {
+        Self { start: Instant::now(), steps, work_until: AtomicU64::new(0) }
     }
 
     /// Pauses while a step runs, but not in the time of work that a pause has earned. Returns early if `stop` returns true.
     pub(crate) fn pause(&self, stop: impl Fn() -> bool) {
         let now = || self.start.elapsed().as_nanos() as u64;
         let mut begun = None;
-        while STEPS.load(Ordering::Relaxed) > 0 {
+        while self.steps.load(Ordering::Relaxed) > 0 {
             let time = now();
             let begun = *begun.get_or_insert(time);
             if time < self.work_until.load(Ordering::Relaxed) || stop() {
@@ -74,9 +81,10 @@ mod tests {
 
     #[test]
     fn an_encoder_works_beside_an_endless_step_after_a_pause() {
-        let turns = EncoderTurns::new();
+        static STEPS_OF_TEST: AtomicUsize = AtomicUsize::new(0);
+        let turns = EncoderTurns::beside(&STEPS_OF_TEST);
         turns.pause(|| panic!("no step runs"));
-        let step = StepTurn::begin();
+        STEPS_OF_TEST.store(1, Ordering::Relaxed);
         let looks = AtomicUsize::new(0);
         let look = || {
             looks.fetch_add(1, Ordering::Relaxed);
@@ -89,6 +97,5 @@ mod tests {
         turns.work_until.store(0, Ordering::Relaxed);
         turns.pause(|| true);
         assert_eq!(turns.work_until.load(Ordering::Relaxed), 0);
-        drop(step);
     }
 }

@@ -50,7 +50,7 @@ pub enum Layout {
         /// Limits on its pixels.
         pixels: PixelRange,
     },
-    /// One picture stretched to a size whose sides are its own, or so many hundredths of them that it has not too many pixels, rounded
+    /// One picture stretched to a size whose sides are its own, or the most hundredths of them at which it has not too many pixels, rounded
     /// up to multiples: youtuvl.
     RoundedUp {
         /// Both sides are multiples of it.
@@ -233,6 +233,7 @@ impl Preprocessing {
             Fit::Fitted => picture.fitted(width, height, self.filter, self.fill),
             Fit::Corner { width: inner_width, height: inner_height } => {
                 let inner = picture.resized(inner_width, inner_height, self.filter)?;
+                picture.check_target(width, height)?;
                 let mut canvas = Picture::filled(width, height, self.fill);
                 canvas.paste(&inner, 0, 0);
                 Ok(canvas)
@@ -247,6 +248,7 @@ impl Preprocessing {
         let all = (tiles.columns.saturating_mul(width), tiles.rows.saturating_mul(height));
         let all = self.fit(picture, all, tiles.fit)?;
         if tiles.joined {
+            picture.check_target(width, tiles.columns.saturating_mul(height))?;
             let row = |row| {
                 let mut picture = Picture::filled(width, tiles.columns * height, self.fill);
                 for column in 0..tiles.columns {

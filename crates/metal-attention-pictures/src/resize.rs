@@ -212,7 +212,7 @@ impl Picture {
                 Rounding::Outwards => side.ceil(),
                 Rounding::Nearest => side.round(),
             };
-            (rounded as usize).min(most)
+            (rounded as usize).clamp(1, most)
         };
         let offset = |left: usize| match rounding {
             Rounding::Outwards => left / 2,
@@ -225,7 +225,7 @@ impl Picture {
     }
 
     /// An error where a target size is not possible.
-    fn check_target(&self, width: usize, height: usize) -> Result<()> {
+    pub(crate) fn check_target(&self, width: usize, height: usize) -> Result<()> {
         let possible = 1..=MAX_SIDE;
         // A window of the vertical pass may have all rows of the picture, each of the target width.
         let rows_of_a_window = (self.height() * 6).div_ceil(height.max(1)).saturating_add(2).min(self.height());

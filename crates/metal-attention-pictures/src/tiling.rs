@@ -110,7 +110,7 @@ fn minicpm_grid((width, height): Size, tile: usize) -> Size {
 pub const LFM2_TILE: usize = 512;
 /// The least and the most tiles of LFM2-VL.
 const LFM2_TILES: std::ops::RangeInclusive<usize> = 2..=10;
-/// A picture of more than so many times the most pixels has tiles.
+/// A picture of more pixels than this times the most has tiles.
 const LFM2_TOLERANCE: f64 = 2.0;
 
 /// The tiles of a picture, where it has any (the processor of LFM2-VL).
@@ -133,7 +133,7 @@ pub fn deepseek_tiles(size: Size, tile: usize, [least, most]: [usize; 2]) -> Opt
     Some(Tiles { size: (tile, tile), rows, columns, fit: Fit::Stretched, joined: false })
 }
 
-/// The grid of so many tiles whose ratio is nearest to the picture's. Of equal ones the picture fills the largest by more than half,
+/// The grid of a number of tiles whose ratio is nearest to the picture's. Of equal ones the picture fills the largest by more than half,
 /// but for the first, which has the fewest tiles.
 fn nearest_grid((width, height): Size, tile: usize, tiles: std::ops::RangeInclusive<usize>) -> Size {
     let ratio = width as f32 / height as f32;

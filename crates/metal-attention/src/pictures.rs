@@ -18,10 +18,6 @@ use crate::model::fingerprint;
 use crate::prompt::{ContentHash, PromptSpan, SpanContent};
 use crate::{EngineOptions, Error};
 
-/// Pixels that an encoder evaluates together, unless a single picture has more: 8192 patches of 16 x 16. More would not make
-/// products faster, but take more memory.
-const BATCH_PIXELS: usize = 1 << 21;
-
 /// An encoder of pictures on a device.
 pub trait PictureEncoderPass: Send {
     /// Encodes pictures, all together.
@@ -88,6 +84,11 @@ impl PictureDivider {
 }
 
 impl DividedPicture {
+    /// Pixels that the encoder reads, in all tiles.
+    pub fn n_pixels(&self) -> usize {
+        self.division.entries.iter().map(|entry| entry.picture.width() * entry.picture.height()).sum()
+    }
+
     /// [`Picture::digest`] of the picture: with one encoder, pictures of the same digest have the same rows.
     pub fn digest(&self) -> [u8; 32] {
         self.digest
@@ -156,6 +157,10 @@ pub struct TokenLimits {
 }
 
 impl PictureEncoder {
+    /// Pixels that an encoder evaluates together, unless a single tile has more: 8192 patches of 16 x 16. More would not make
+    /// products faster, but take more memory.
+    pub const BATCH_PIXELS: usize = 1 << 21;
+
     /// Sets up the encoder of an `mmproj` file for a text model.
     ///
     /// # Errors
@@ -216,7 +221,7 @@ impl PictureEncoder {
             let value = file.metadata().get(&format!("clip.vision.{key}")).and_then(Value::as_integer);
             value.and_then(|value| u64::try_from(value).ok()).unwrap_or(0)
         };
-        let n_patches = BATCH_PIXELS as u64 / size("patch_size").max(8).pow(2);
+        let n_patches = Self::BATCH_PIXELS as u64 / size("patch_size").max(8).pow(2);
         // The widest rows of a block are those of its feed-forward; some more are those of the residual stream and attention.
         let width = size("feed_forward_length").saturating_add(size("embedding_length").saturating_mul(6));
         let rows = n_patches.saturating_mul(width).saturating_mul(size_of::<f32>() as u64);
@@ -259,7 +264,7 @@ impl PictureEncoder {
                 PromptPart::Rows(i) => {
                     let hash =
                         Sha256::new_with_prefix(self.digest).chain_update(of_picture).chain_update(i.to_le_bytes());
-                    let rows = rows.get_mut(i).and_then(Option::take)?;
+                    let rows = rows.get_mut(i).and_then(Option::take).filter(|rows| !rows.rows.is_empty())?;
                     Some(PicturePart::Rows(self.rows(rows, ContentHash(hash.finalize().into()))))
                 }
             };
@@ -286,7 +291,7 @@ impl PictureEncoder {
             let mut n_pixels = 0;
             let fits = |picture: &&&Picture| {
                 n_pixels += picture.width() * picture.height();
-                n_pixels <= BATCH_PIXELS
+                n_pixels <= Self::BATCH_PIXELS
             };
             let n = rest.iter().take_while(fits).count().max(1);
             let (batch, after) = rest.split_at(n);

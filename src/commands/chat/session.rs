@@ -194,7 +194,8 @@ impl ChatSession {
             Ok::<_, CliError>(((rendered, inputs), n_tokens))
         };
         let room = ContextBudget::new(n_ctx, self.options.n_predict);
-        let fitted = fit_context(&messages, room, &self.tokenizer, render)?;
+        let rows = self.pictures.as_ref().map(Pictures::n_rows).unwrap_or_default();
+        let fitted = fit_context(&messages, room, &self.tokenizer, &rows, render)?;
         if fitted.n_tokens >= n_ctx {
             return Err(CliError::Usage(format!(
                 "the context is full: the last message takes {} tokens of {n_ctx}, and there is nothing else to drop; -c makes \

@@ -2,7 +2,9 @@
 
 use std::convert::Infallible;
 
-use metal_attention_chat::{ContextBudget, DroppedTurns, FittedPrompt, Message, Role, ToolCall, fit_context};
+use metal_attention_chat::{
+    ContextBudget, DroppedTurns, FittedPrompt, Message, Role, ToolCall, fit_context, picture_marker,
+};
 use metal_attention_gguf::{Metadata, StringArray};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 
@@ -30,7 +32,7 @@ fn fitted(messages: &[Message], n_ctx: usize, max_tokens: Option<usize>) -> (Fit
         n_renders += 1;
         Ok::<_, Infallible>(((), tokens(messages)))
     };
-    let Ok(fitted) = fit_context(messages, ContextBudget::new(n_ctx, max_tokens), &tokenizer(), render);
+    let Ok(fitted) = fit_context(messages, ContextBudget::new(n_ctx, max_tokens), &tokenizer(), &[], render);
     (fitted, n_renders)
 }
 
@@ -116,6 +118,21 @@ fn more_turns_are_dropped_if_the_template_shortens_them() {
         lengths.push(messages.len());
         Ok::<_, Infallible>(((), messages.len() * 10))
     };
-    let Ok(fitted) = fit_context(&messages, ContextBudget::new(160, Some(0)), &tokenizer(), render);
+    let Ok(fitted) = fit_context(&messages, ContextBudget::new(160, Some(0)), &tokenizer(), &[], render);
     assert_eq!((fitted.n_tokens, lengths), (160, vec![32, 30, 28, 24, 16]));
+}
+
+#[test]
+fn pictures_count_with_the_tokens_of_their_rows() {
+    // Four turns, each with a picture of 30 rows.
+    let mut messages: Vec<Message> = (0..4).map(|number| Message::user(picture_marker(number))).collect();
+    messages.push(Message::user(text(8)));
+    let render = |messages: &[Message]| {
+        let n_pictures = messages.iter().filter(|message| message.text() != text(8)).count();
+        Ok::<_, Infallible>(((), 30 * n_pictures + 8))
+    };
+    let budget = ContextBudget::new(120, Some(0));
+    let Ok(fitted) = fit_context(&messages, budget, &tokenizer(), &[30; 4], render);
+    // The excess of 8 tokens is rounded up to a quarter of the context: one picture.
+    assert_eq!((fitted.n_tokens, fitted.dropped.map(|dropped| dropped.n_turns)), (98, Some(1)));
 }

@@ -135,7 +135,7 @@ impl Layout {
     pub fn unfold(&mut self, side: usize, stride: usize, centred: bool) -> Vec<u32> {
         let (nx, ny) = (self.nx.div_ceil(stride), self.ny.div_ceil(stride));
         let before = |n: usize, results: usize| {
-            if centred { side / 2 } else { ((results - 1) * stride + side).saturating_sub(n) / 2 }
+            if centred { side / 2 } else { (results.saturating_sub(1) * stride + side).saturating_sub(n) / 2 }
         };
         let (left, above) = (before(self.nx, nx), before(self.ny, ny));
         let mut rows = Vec::with_capacity(nx * ny * side * side);

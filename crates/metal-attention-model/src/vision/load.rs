@@ -13,6 +13,8 @@ use crate::{ModelError, NormKind};
 
 /// Largest side of a patch, and of a merge of patches, in pixels or patches.
 const MAX_SIDE: usize = 64;
+/// Longest side of the kernel of a convolution that is plausible: its patches are unfolded to rows.
+const MAX_KERNEL: usize = 16;
 
 /// Reads an `mmproj` file: the sizes that all families have, and tensors with a check of their shapes.
 #[derive(Clone)]
@@ -251,8 +253,8 @@ impl<'a> EncoderReader<'a> {
     ) -> Result<(usize, EncoderLinear<FileWeights>), ModelError> {
         let tensor = self.tensor(&weight(name), &[1, 1, n_in, 1])?;
         let side = tensor.row_len();
+        self.keys.check(name, side, (1..=MAX_KERNEL).contains(&side), "a convolution has an implausible side")?;
         let n_out = tensor.n_elements() / (side * side * n_in).max(1);
-        self.keys.check("vision.patch_size", side, side <= MAX_SIDE, "a convolution has an implausible side")?;
         Self::check_shape(tensor, &[side, side, n_in, n_out])?;
         let kernel = tensor.to_f32();
         let mut matrix = Vec::with_capacity(kernel.len());
@@ -268,6 +270,7 @@ impl<'a> EncoderReader<'a> {
     pub(crate) fn depthwise(&self, name: &str, width: usize) -> Result<(usize, Vec<f32>), ModelError> {
         let tensor = self.tensor(&weight(name), &[1, 1, 1, width])?;
         let side = tensor.row_len();
+        self.keys.check(name, side, (1..=MAX_KERNEL).contains(&side), "a convolution has an implausible side")?;
         Self::check_shape(tensor, &[side, side, width])?;
         let kernel = tensor.to_f32();
         Ok((side, (0..side * side * width).map(|i| kernel[i % width * side * side + i / width]).collect()))
@@ -338,7 +341,18 @@ impl<'a> EncoderReader<'a> {
         let side = n.isqrt();
         let is_square = side > 0 && side * side == n && tensor.row_len() == width;
         let no_grid = "must have a row for each patch of a square picture";
-        self.keys.check(name, format!("{:?}", tensor.shape()), is_square, no_grid)?;
+        let fits = match interpolation {
+            Interpolation::None => side == self.image / self.patch,
+            Interpolation::Axes
+            | Interpolation::Corners
+            | Interpolation::Antialiased
+            | Interpolation::Cubic
+            | Interpolation::AntialiasedCubic
+            | Interpolation::Buckets
+            | Interpolation::Linear
+            | Interpolation::Lengthened => true,
+        };
+        self.keys.check(name, format!("{:?}", tensor.shape()), is_square && fits, no_grid)?;
         let rows = tensor.to_f32();
         Ok(PositionTable { rows, width, size: [side, side], interpolation })
     }

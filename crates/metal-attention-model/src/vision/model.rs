@@ -3,7 +3,7 @@
 use metal_attention_pictures::{Filter, Layout, Place, Preprocessing};
 
 use super::load::EncoderReader;
-use super::stages::{Encoder, FileWeights};
+use super::stages::{Encoder, FileWeights, Stage};
 
 /// A picture encoder with its preprocessing, and how its rows stand in a prompt.
 pub struct VisionModel {
@@ -136,6 +136,11 @@ impl PictureMarkers {
 impl VisionModel {
     /// The model of file `r` with bicubic resizing, black beside fitted pictures, no markers, and causal attention.
     pub(crate) fn new(r: &EncoderReader<'_>, encoder: Encoder<FileWeights>, layout: Layout) -> Self {
+        let has = |wanted: fn(&Stage<FileWeights>) -> bool| encoder.stages.iter().any(wanted);
+        let has_others =
+            has(|stage| matches!(stage, Stage::Others { .. })) && !has(|stage| matches!(stage, Stage::DropOthers));
+        let has_grid_positions =
+            !has_others && !has(|stage| matches!(stage, Stage::RowBreaks { .. } | Stage::Separator { .. }));
         Self {
             preprocessing: Preprocessing { layout, filter: Filter::Bicubic, fill: [0; 3] },
             mean: r.mean,
@@ -143,7 +148,7 @@ impl VisionModel {
             encoder,
             markers: PictureMarkers { around: &[], tiles: TileMarkers::None },
             attention: PictureAttention::Causal,
-            has_grid_positions: true,
+            has_grid_positions,
         }
     }
 

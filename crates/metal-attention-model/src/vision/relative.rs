@@ -5,7 +5,7 @@ use super::geometry::{Layout, NO_ROW, Place};
 use super::ops::{AttentionSegment, EncoderOps};
 use super::stages::{EncoderAttention, EncoderTypes, RelativeScores};
 
-/// Heads are made multiples of so many elements.
+/// Elements of a head are made a multiple of this.
 const HEAD_MULTIPLE: usize = 16;
 
 /// Attention without its output projection, `[n_rows, width]`, of queries, keys and values, `[n_rows, width]`. `attention` has relative
@@ -19,8 +19,11 @@ pub(super) fn attend_by_distance<O: EncoderOps>(
     let groups: Vec<&[Layout]> = layouts.chunk_by(|a, b| (a.nx, a.ny) == (b.nx, b.ny)).collect();
     let (mut attended, mut first) = (None, 0);
     for group in &groups {
-        let Some(scores) = scores_of(&attention.relative, group) else { continue };
         let n_rows = group.iter().map(|layout| layout.places.len()).sum::<usize>() as u32;
+        let Some(scores) = scores_of(&attention.relative, group) else {
+            first += n_rows;
+            continue;
+        };
         let of_group = if groups.len() == 1 {
             attend_alike(ops, attention, scores, [q, k, v], group)?
         } else {

@@ -80,7 +80,7 @@ pub enum Stage<T: EncoderTypes> {
     },
     /// Takes all rows away that are not those of patches.
     DropOthers,
-    /// Puts learned rows behind the patches of a picture, as many: the first table with so many rows, of those `[n, width]`. A picture of
+    /// Puts as many learned rows behind the patches of a picture as it has: the first table `[n, width]` with that number of rows. A picture of
     /// another number of patches gets none.
     Queries(Vec<Vec<f32>>),
     /// Puts the rows that [`Self::Queries`] has added in the place of the patches.
@@ -159,7 +159,7 @@ pub enum Stage<T: EncoderTypes> {
         /// Whether it stands behind the last row of patches, too.
         after_last: bool,
     },
-    /// Puts a row behind all others of the pictures with so many rows of patches.
+    /// Puts a row behind all others of the pictures with `ny` rows of patches.
     Separator {
         /// The row, `[width]`.
         row: Vec<f32>,

@@ -72,7 +72,7 @@ impl<T: EncoderTypes> Encoder<T> {
     ) -> Result<Duration, O::Error> {
         let mut inputs: Vec<(Shape, O::Rows)> = Vec::new();
         self.visit_products(pictures, |shape, _| {
-            if inputs.iter().all(|(known, _)| *known != shape) {
+            if shape.n > 0 && inputs.iter().all(|(known, _)| *known != shape) {
                 // Numbers between -1 and 1, since a device's clock may depend on the bits.
                 let values: Vec<f32> = (0..shape.n as u32).map(pseudo_random).collect();
                 inputs.push((shape, ops.upload(&values, shape.width)?));

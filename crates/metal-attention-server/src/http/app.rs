@@ -29,7 +29,7 @@ pub struct AppState {
     /// Limits the CPU work of requests on blocking threads.
     pub work: WorkLimiter,
     /// Limits the pictures that are decoded or wait for an encoder.
-    pub pictures_at_once: tokio::sync::Semaphore,
+    pub pictures_at_once: Arc<tokio::sync::Semaphore>,
     /// Held while a copy of a slot's sequence is in memory: one at a time.
     pub slot_copy: Arc<tokio::sync::Mutex<()>>,
     /// The start of the server, in seconds since 1970.
@@ -65,7 +65,7 @@ impl App {
             connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
             bodies: BodyBudget::new(options.max_bodies, largest_body),
             work: WorkLimiter::default(),
-            pictures_at_once: tokio::sync::Semaphore::new(pictures::ALL_AT_ONCE),
+            pictures_at_once: Arc::new(tokio::sync::Semaphore::new(pictures::ALL_AT_ONCE)),
             slot_copy: Arc::default(),
             may_manage: may_manage(&options, on_loopback),
             options,

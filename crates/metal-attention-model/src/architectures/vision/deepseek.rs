@@ -24,7 +24,7 @@ const ROPE_BASE: f64 = 1e6;
 /// Patches that become a row, along each side.
 const MERGED: usize = 4;
 /// Most tiles that are plausible.
-const MAX_TILES: usize = 256;
+const MAX_TILES: usize = 100;
 /// Epsilon of SAM's norms, and of CLIP's.
 const SAM_EPS: f32 = 1e-6;
 const CLIP_EPS: f32 = 1e-5;
@@ -58,9 +58,10 @@ pub(super) fn deepseekocr(r: &EncoderReader<'_>) -> Result<VisionModel, ModelErr
 pub(super) fn deepseekocr2(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let patch = PatchSpec { side: PATCH, order: PatchOrder::ColourFirst };
     let mut stages = sam(r, TILE_2)?;
-    let queries = |name: &str| r.all_values(name, r.width);
-    stages
-        .push(Stage::Queries(vec![queries("v.resample_query_768.weight")?, queries("v.resample_query_1024.weight")?]));
+    let queries = |name: &str, side: usize| r.values(name, (side / PATCH / MERGED).pow(2) * r.width);
+    let of_sides = [("v.resample_query_768.weight", TILE_2), ("v.resample_query_1024.weight", WHOLE)];
+    let tables = of_sides.into_iter().map(|(name, side)| queries(name, side)).collect::<Result<Vec<_>, _>>()?;
+    stages.push(Stage::Queries(tables));
     let angles = Angles::of_rows(r.head_dim(), ROPE_BASE);
     stages.extend(r.blocks(r.n_block, NormKind::Rms, |_, block| {
         block.set_activation(EncoderActivation::Silu);
@@ -87,7 +88,7 @@ fn model(
     let least = r.keys.opt_size("vision.preproc_min_tiles")?.unwrap_or(least);
     let most = r.keys.opt_size("vision.preproc_max_tiles")?.unwrap_or(most);
     let plausible = (least..=MAX_TILES).contains(&most);
-    r.keys.check("vision.preproc_max_tiles", most, plausible, "must be at least preproc_min_tiles and at most 256")?;
+    r.keys.check("vision.preproc_max_tiles", most, plausible, "must be at least preproc_min_tiles and at most 100")?;
     let layout = Layout::DeepSeekOcr { whole: WHOLE, tile, tiles: [least, most], joined };
     Ok(VisionModel::new(r, encoder, layout).with_fill([127; 3]).with_markers(&[["", "\n"]]))
 }
@@ -102,8 +103,9 @@ fn sam(r: &EncoderReader<'_>, tile: usize) -> Result<Vec<Stage<FileWeights>>, Mo
         window: size("vision.window_size")?,
     };
     r.keys.check("vision.sam.block_count", sam.n_block, sam.n_block <= 1024, "at most 1024 blocks are plausible")?;
-    let whole = sam.width.is_multiple_of(sam.n_head);
-    r.keys.check("vision.sam.head_count", sam.n_head, whole, "must divide vision.sam.embedding_length")?;
+    let whole = sam.width.is_multiple_of(sam.n_head) && sam.n_head <= 64;
+    let what = "must divide vision.sam.embedding_length, and at most 64 heads are plausible";
+    r.keys.check("vision.sam.head_count", sam.n_head, whole, what)?;
     r.keys.check("vision.window_size", sam.window, sam.window <= WHOLE / PATCH, "at most 64 patches are plausible")?;
     let kernel = r.patch_kernel("v.sam.patch_embd", 3 * PATCH * PATCH, sam.width)?;
     let table = r.table("v.sam.pos_embd.weight", sam.width, 0, Interpolation::AntialiasedCubic)?;

@@ -100,8 +100,28 @@ impl VisionModel {
             value: name,
             why: "no encoder of that family is known",
         })?;
-        family(&EncoderReader::new(file)?)
+        let reader = EncoderReader::new(file)?;
+        let model = family(&reader)?;
+        check_rotations(&reader, &model.encoder.stages)?;
+        Ok(model)
     }
+}
+
+/// An error unless each rotation of heads has an angle for each of their pairs of elements.
+fn check_rotations(r: &EncoderReader<'_>, stages: &[Stage<FileWeights>]) -> Result<(), ModelError> {
+    for stage in stages {
+        let attention = match stage {
+            Stage::Block(block) => &block.attention,
+            Stage::Attention(attention) => attention,
+            _ => continue,
+        };
+        if let Some(angles) = &attention.rope {
+            let whole = 2 * angles.pairs.len() == attention.head_dim;
+            let key = "vision.attention.head_count";
+            r.keys.check(key, attention.n_head, whole, "makes heads whose elements cannot be rotated in pairs")?;
+        }
+    }
+    Ok(())
 }
 
 /// Two matrices with an activation between them, as most projectors are.

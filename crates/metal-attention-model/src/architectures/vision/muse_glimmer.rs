@@ -7,7 +7,7 @@ use crate::vision::{
 };
 use crate::{ModelError, NormKind};
 
-/// All patches attend to each other in every so many blocks, and in the last.
+/// All patches attend to each other in each block whose number is a multiple of this, and in the last.
 const EVERY: usize = 4;
 /// Least and most tokens of a picture.
 const TOKENS: [usize; 2] = [1, 4096];

@@ -39,7 +39,7 @@ pub async fn messages(
     let generation = &request.job.generation;
     let (stream_wanted, stop) = (generation.stream, generation.stop.clone());
     let omits_reasoning = request.omits_reasoning;
-    let pictures = request.job.encode_pictures(&app, &model, request.peer, client).await?;
+    let pictures = request.job.encode_pictures(&app, &model, request.peer, Some(client)).await?;
     let lease = model.clone();
     let submit = move |app: &App, request: &MessagesRequest| request.job.submit(app, &lease, client, &pictures);
     let chat = prepare(&app, request, submit).await?;
@@ -62,11 +62,10 @@ pub async fn messages(
     responses((status = 200, description = "How many tokens the prompt has", body = TokenCount)))]
 pub async fn count_tokens(
     State(app): State<App>,
-    client: Client,
     request: Json<MessagesRequest>,
 ) -> Result<axum::Json<TokenCount>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
-    let pictures = request.job.encode_pictures(&app, &model, request.peer, client).await?;
+    let pictures = request.job.encode_pictures(&app, &model, request.peer, None).await?;
     let count = move |_: &App, request: &MessagesRequest| request.job.whole_prompt_ids(&model, &pictures);
     let prompt = prepare(&app, request, count).await?;
     Ok(axum::Json(TokenCount { input_tokens: prompt.len() }))

@@ -115,7 +115,7 @@ pub struct SubmittedChat {
     pub parsers: ChoiceParsers,
     /// The token ids of the prompt, as submitted.
     pub prompt_ids: Arc<[u32]>,
-    /// Whether the prompt has pictures, whose rows the ids do not tell.
+    /// Whether the prompt has pictures: the ids of their rows are placeholders.
     pub has_pictures: bool,
     /// Notes for response headers.
     pub notes: Notes,
@@ -159,7 +159,7 @@ impl ChatJob {
         Ok(without_picture_markers(&prompt.text, place))
     }
 
-    /// Encodes the pictures of the conversation, once the request can be admitted: nothing is fetched before.
+    /// Encodes the pictures of the conversation. With a client, once its request can be admitted: nothing is fetched before.
     ///
     /// # Errors
     ///
@@ -169,10 +169,10 @@ impl ChatJob {
         app: &App,
         model: &ModelLease,
         peer: Peer,
-        client: Client,
+        client: Option<Client>,
     ) -> Result<EncodedPictures, ApiError> {
         let Conversation { pictures, .. } = &self.conversation;
-        if !pictures.is_empty() {
+        if let Some(client) = client.filter(|_| !pictures.is_empty()) {
             model.scheduler.check_capacity(client)?;
         }
         pictures::encode(app, model, peer, self.messages_field, pictures).await
@@ -225,10 +225,11 @@ impl ChatJob {
             let n_tokens = inputs.0.len();
             Ok::<_, ApiError>(((rendered, inputs), n_tokens))
         };
+        let rows: Vec<usize> = pictures.iter().map(|picture| picture.n_rows()).collect();
         let context_budget = ContextBudget::new(model.n_ctx, self.generation.max_tokens(model));
         let (rendered, (ids, mut spans)) = if drops_oldest {
             let FittedPrompt { prompt: rendered_and_inputs, n_tokens, dropped, .. } =
-                fit_context(&messages, context_budget, &model.tokenizer, render)?;
+                fit_context(&messages, context_budget, &model.tokenizer, &rows, render)?;
             // A prompt that the scheduler refuses gets no note. Only messages can make it longer than the context: step
             // 2 drops all of `earlier_ids` if need be.
             if let Some(DroppedTurns { n_turns, n_messages, n_tokens: n_dropped }) = dropped

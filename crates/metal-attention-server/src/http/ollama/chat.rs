@@ -186,7 +186,7 @@ pub async fn chat(
     request.fields.check_reasoning(name, &model)?;
     let reader = OllamaAnswerReader::new(&model, name, request.job.generation.received);
     let streamed = request.job.generation.stream;
-    let pictures = request.job.encode_pictures(&app, &model, request.peer, client).await?;
+    let pictures = request.job.encode_pictures(&app, &model, request.peer, Some(client)).await?;
     let lease = model.clone();
     let submit = move |app: &App, request: &OllamaChatRequest| request.submit(app, &lease, client, &pictures);
     let chat = prepare(&app, request, submit).await?;

@@ -206,7 +206,7 @@ pub async fn generate(
     let reader = OllamaAnswerReader::new(&model, name, request.generation.received);
     let streamed = request.generation.stream;
     let pictures = match &request.prompt {
-        GeneratePrompt::Message { job, .. } => job.encode_pictures(&app, &model, request.peer, client).await?,
+        GeneratePrompt::Message { job, .. } => job.encode_pictures(&app, &model, request.peer, Some(client)).await?,
         GeneratePrompt::Nothing | GeneratePrompt::Raw(_) | GeneratePrompt::Gap(..) => Vec::new(),
     };
     let lease = model.clone();

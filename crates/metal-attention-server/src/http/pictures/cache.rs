@@ -1,11 +1,14 @@
 //! The rows of the pictures that were encoded last.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use metal_attention::PicturePrompt;
 
-/// SHA-256 of a picture's file as it was sent, and of the detail that was wanted.
+/// Files of a picture that are known: the same pixels may come in any number of files.
+const MAX_FILES: usize = 8;
+
+/// SHA-256 of a picture's file, or of its Base64 as it was sent, and of the detail that was wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileKey(pub [u8; 32]);
 
@@ -21,13 +24,15 @@ pub struct PictureCache {
     /// Counts uses.
     clock: u64,
     by_pixels: HashMap<PixelKey, CachedPicture>,
-    /// The pixels of files; each entry of `by_pixels` has at least one.
+    /// The pixels of files, up to [`MAX_FILES`] of each picture.
     by_file: HashMap<FileKey, PixelKey>,
 }
 
 /// A picture in the cache.
 struct CachedPicture {
     prompt: Arc<PicturePrompt>,
+    /// Its last files.
+    files: VecDeque<FileKey>,
     /// The clock at its last use.
     used: u64,
 }
@@ -59,17 +64,27 @@ impl PictureCache {
             return;
         }
         self.clock += 1;
-        let new = CachedPicture { prompt: Arc::clone(prompt), used: self.clock };
-        if self.by_pixels.insert(pixels, new).is_none() {
+        let picture = self.by_pixels.entry(pixels).or_insert_with(|| {
             self.bytes += prompt.n_bytes();
+            CachedPicture { prompt: Arc::clone(prompt), files: VecDeque::new(), used: 0 }
+        });
+        picture.used = self.clock;
+        if self.by_file.insert(file, pixels).is_none() {
+            picture.files.push_back(file);
         }
-        self.by_file.insert(file, pixels);
+        if picture.files.len() > MAX_FILES
+            && let Some(oldest) = picture.files.pop_front()
+        {
+            self.by_file.remove(&oldest);
+        }
         while self.bytes > self.max_bytes {
             let oldest = self.by_pixels.iter().min_by_key(|(_, picture)| picture.used).map(|(key, _)| *key);
             let Some(removed) = oldest.and_then(|oldest| self.by_pixels.remove_entry(&oldest)) else { break };
-            let (key, picture) = removed;
+            let (_, picture) = removed;
             self.bytes -= picture.prompt.n_bytes();
-            self.by_file.retain(|_, pixels| *pixels != key);
+            for file in &picture.files {
+                self.by_file.remove(file);
+            }
         }
     }
 
@@ -114,6 +129,11 @@ mod tests {
         let present = |cache: &mut PictureCache, n| cache.of_file(&file(n)).is_some();
         assert_eq!([1, 11, 2, 3, 4].map(|n| present(&mut cache, n)), [true, true, true, false, true]);
         assert!(cache.of_pixels(&pixels(3)).is_none());
+        // Of many files of one picture the last ones are known.
+        for n in 20..40 {
+            cache.insert(file(n), pixels(4), &rows(10));
+        }
+        assert_eq!((present(&mut cache, 31), present(&mut cache, 32), cache.by_file.len()), (false, true, 11));
         cache.insert(file(5), pixels(5), &rows(31));
         assert!(!present(&mut cache, 5));
         cache.insert(file(6), pixels(6), &rows(30));

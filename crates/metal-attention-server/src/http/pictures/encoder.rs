@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{DividedPicture, Error, PictureDivider, PictureEncoder, PicturePrompt};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::cache::{FileKey, PictureCache, PixelKey};
 use crate::http::ApiError;
@@ -60,10 +60,18 @@ pub struct PictureMetrics {
     pub cache_bytes: usize,
 }
 
+/// A picture for the encoder.
+pub struct NewPicture {
+    pub picture: DividedPicture,
+    /// The key of its file.
+    pub file: FileKey,
+    /// Held until it is encoded.
+    pub permit: Option<OwnedSemaphorePermit>,
+}
+
 /// A picture that waits for the encoder.
 struct EncodeRequest {
-    picture: DividedPicture,
-    file: FileKey,
+    new: NewPicture,
     answer: oneshot::Sender<Result<Arc<PicturePrompt>, Arc<Error>>>,
 }
 
@@ -97,11 +105,11 @@ impl PictureService {
     }
 
     /// Encodes a picture, together with others that wait. Dropping the future leaves the picture out.
-    pub async fn encode(&self, picture: DividedPicture, file: FileKey) -> Result<Arc<PicturePrompt>, ApiError> {
+    pub async fn encode(&self, new: NewPicture) -> Result<Arc<PicturePrompt>, ApiError> {
         let failed = || ApiError::internal("the picture encoder met a defect and has ended: load the model again");
         let (answer, rows) = oneshot::channel();
         let requests = self.requests.as_ref().ok_or_else(failed)?;
-        requests.send(EncodeRequest { picture, file, answer }).map_err(|_| failed())?;
+        requests.send(EncodeRequest { new, answer }).map_err(|_| failed())?;
         match rows.await {
             Ok(Ok(prompt)) => Ok(prompt),
             Ok(Err(error)) => Err(ApiError::internal(format!("the picture could not be encoded: {error}"))),
@@ -150,8 +158,15 @@ impl EncoderThread {
     /// Encodes pictures until there are no more senders.
     fn run(&mut self, received: &Receiver<EncodeRequest>) {
         while let Ok(first) = received.recv() {
+            let mut n_pixels = first.new.picture.n_pixels();
             let mut batch = vec![first];
-            batch.extend(received.try_iter().take(MAX_BATCH - 1));
+            while batch.len() < MAX_BATCH
+                && n_pixels < PictureEncoder::BATCH_PIXELS
+                && let Ok(next) = received.try_recv()
+            {
+                n_pixels += next.new.picture.n_pixels();
+                batch.push(next);
+            }
             self.encode(batch);
         }
     }
@@ -162,8 +177,8 @@ impl EncoderThread {
         batch.retain(|request| !request.answer.is_closed());
         let counters = &self.shared.counters;
         let mut pictures = Vec::new();
-        let mut waiting: HashMap<PixelKey, Vec<(FileKey, _)>> = HashMap::new();
-        for EncodeRequest { picture, file, answer } in batch {
+        let mut waiting: HashMap<PixelKey, Vec<(FileKey, _, _)>> = HashMap::new();
+        for EncodeRequest { new: NewPicture { picture, file, permit }, answer } in batch {
             let pixels = PixelKey(picture.digest());
             // Another request may have had the same picture meanwhile.
             let known = self.shared.cache().of_pixels(&pixels);
@@ -179,21 +194,29 @@ impl EncoderThread {
             } else {
                 counters.cached.fetch_add(1, Ordering::Relaxed);
             }
-            same.push((file, answer));
+            same.push((file, answer, permit));
         }
         if pictures.is_empty() {
             return;
         }
         let start = Instant::now();
-        let encoded = self.encoder.encode(&pictures, &self.tokenizer, |_, _| {});
+        let mut encode = |pictures: &[DividedPicture]| self.encoder.encode(pictures, &self.tokenizer, |_, _| {});
+        // A picture that is too large for the device must not fail others.
+        let encoded: Vec<Result<PicturePrompt, Error>> = match encode(&pictures) {
+            Ok(prompts) => prompts.into_iter().map(Ok).collect(),
+            Err(error) if pictures.len() == 1 => vec![Err(error)],
+            Err(_) => {
+                let alone = |picture| Ok(encode(std::slice::from_ref(picture))?.remove(0));
+                pictures.iter().map(alone).collect()
+            }
+        };
         counters.batches.fetch_add(1, Ordering::Relaxed);
         counters.microseconds.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
-        let encoded = encoded.map_err(Arc::new);
-        for (i, picture) in pictures.iter().enumerate() {
+        for (picture, prompt) in pictures.iter().zip(encoded) {
             let pixels = PixelKey(picture.digest());
-            let prompt = encoded.as_ref().map(|prompts| Arc::new(prompts[i].clone())).map_err(Arc::clone);
+            let prompt = prompt.map(Arc::new).map_err(Arc::new);
             counters.encoded.fetch_add(u64::from(prompt.is_ok()), Ordering::Relaxed);
-            for (file, answer) in waiting.remove(&pixels).into_iter().flatten() {
+            for (file, answer, _permit) in waiting.remove(&pixels).into_iter().flatten() {
                 if let Ok(prompt) = &prompt {
                     self.shared.cache().insert(file, pixels, prompt);
                 }

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ureq::Agent;
 use ureq::config::Config;
@@ -97,11 +97,13 @@ impl PictureUrl {
     }
 }
 
-/// Fetches a picture on a blocking thread.
-pub async fn fetch(url: PictureUrl) -> Result<Vec<u8>, ApiError> {
+/// Fetches a picture on a blocking thread, which holds `permit` also if nobody waits for it any more. Returns both.
+pub async fn fetch<P: Send + 'static>(url: PictureUrl, permit: P) -> Result<(Vec<u8>, P), ApiError> {
     let blocking = tokio::task::spawn_blocking(move || {
         let host = url.0.host().unwrap_or_default().to_owned();
-        get(url.0, &agent(OnlyPublic::default()))
+        let bytes = get(url.0, &agent(OnlyPublic::default()));
+        bytes
+            .map(|bytes| (bytes, permit))
             .map_err(|why| ApiError::field("image", format!("the picture at {host} could not be fetched: {why}")))
     });
     task_outcome(blocking.await)
@@ -116,15 +118,17 @@ fn agent(resolver: OnlyPublic) -> Agent {
         .proxy(None)
         .max_redirects(0)
         .max_redirects_will_error(false)
-        .timeout_global(Some(MAX_TIME))
         .build();
     Agent::with_parts(config, DefaultConnector::default(), resolver)
 }
 
 /// Sends a request, and follows redirects on the same host. Fails with the reason.
 fn get(mut uri: Uri, agent: &Agent) -> Result<Vec<u8>, String> {
+    let deadline = Instant::now() + MAX_TIME;
     for _ in 0..=MAX_REDIRECTS {
-        let mut response = agent.get(uri.clone()).call().map_err(|error| error.to_string())?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let request = agent.get(uri.clone()).config().timeout_global(Some(left)).build();
+        let mut response = request.call().map_err(|error| error.to_string())?;
         match response.status().as_u16() {
             200 => {
                 let body = response.body_mut().with_config().limit(MAX_BYTES);

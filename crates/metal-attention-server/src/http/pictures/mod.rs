@@ -16,9 +16,10 @@ use metal_attention::PicturePrompt;
 use metal_attention::picture_files::{Filter, Limits, Picture};
 use metal_attention_chat::{Message, MessagePicture, take_pictures};
 
+use encoder::NewPicture;
 pub use encoder::{PictureMetrics, PictureService};
 pub use fetch::HostName;
-use source::Source;
+use source::{Source, SourceBytes};
 
 use super::models::ModelLease;
 use super::peer::Peer;
@@ -118,10 +119,20 @@ async fn encode_one(
     picture: &MessagePicture,
 ) -> Result<Arc<PicturePrompt>, ApiError> {
     let source = Source::new(picture, &app.options.pictures)?;
-    // The permit is held until the picture is encoded. Semaphores of the state are never closed.
-    let _permit = app.pictures_at_once.acquire().await;
-    let bytes = source.fetched().await?;
-    let (lease, low_detail) = (model.clone(), picture.low_detail);
+    let low_detail = picture.low_detail;
+    if let Source::Sent(sent) = &source {
+        // A picture that is known waits for no other.
+        let (lease, bytes) = (model.clone(), SourceBytes::Base64(sent.clone()));
+        let look_up = move || Ok(lease.picture_service()?.of_file(&bytes.key(low_detail)));
+        if let Some(known) = app.work.run(peer, WorkSize::of_picture(), look_up).await? {
+            return Ok(known);
+        }
+    }
+    // The permit goes with the picture, since work on blocking threads and in the encoder's queue outlives a client that leaves.
+    // The semaphore is never closed.
+    let permit = Arc::clone(&app.pictures_at_once).acquire_owned().await.ok();
+    let (bytes, permit) = source.fetched(permit).await?;
+    let lease = model.clone();
     let divide = move || {
         let service = lease.picture_service()?;
         let key = bytes.key(low_detail);
@@ -135,19 +146,19 @@ async fn encode_one(
         if low_detail {
             pixels = reduced(pixels).map_err(|error| wrong(&error))?;
         }
-        let divided = service.divider().divide(&pixels).map_err(|error| wrong(&error))?;
-        Ok(Divided::New(divided, key))
+        let picture = service.divider().divide(&pixels).map_err(|error| wrong(&error))?;
+        Ok(Divided::New(NewPicture { picture, file: key, permit }))
     };
     match app.work.run(peer, WorkSize::of_picture(), divide).await? {
         Divided::Known(prompt) => Ok(prompt),
-        Divided::New(picture, key) => model.picture_service()?.encode(picture, key).await,
+        Divided::New(picture) => model.picture_service()?.encode(picture).await,
     }
 }
 
 /// A picture that is encoded already, or ready for the encoder.
 enum Divided {
     Known(Arc<PicturePrompt>),
-    New(metal_attention::DividedPicture, cache::FileKey),
+    New(NewPicture),
 }
 
 /// A picture whose longer side has at most [`LOW_DETAIL_SIDE`] pixels.

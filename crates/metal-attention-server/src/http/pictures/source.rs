@@ -59,11 +59,13 @@ impl Source {
         }
     }
 
-    /// The bytes, fetched if they are at an address.
-    pub async fn fetched(self) -> Result<SourceBytes, ApiError> {
+    /// The bytes, fetched if they are at an address. `permit` is held by the thread that fetches, and returned.
+    pub async fn fetched<P: Send + 'static>(self, permit: P) -> Result<(SourceBytes, P), ApiError> {
         match self {
-            Self::Sent(text) => Ok(SourceBytes::Base64(text)),
-            Self::At(url) => fetch::fetch(url).await.map(SourceBytes::Fetched),
+            Self::Sent(text) => Ok((SourceBytes::Base64(text), permit)),
+            Self::At(url) => {
+                fetch::fetch(url, permit).await.map(|(bytes, permit)| (SourceBytes::Fetched(bytes), permit))
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ pub async fn create(
         request.resolve(&stored, &of_response)
     };
     let resolved = prepare(&app, Arc::clone(&request), resolve).await?;
-    let pictures = resolved.job.encode_pictures(&app, &model, request.peer, client).await?;
+    let pictures = resolved.job.encode_pictures(&app, &model, request.peer, Some(client)).await?;
     let lease = model.clone();
     let begin = move |app: &App, request: &ResponseRequest| {
         let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
@@ -83,7 +83,7 @@ pub async fn input_tokens(
         request.resolve(&stored, "")
     };
     let resolved = prepare(&app, Arc::clone(&request), resolve).await?;
-    let pictures = resolved.job.encode_pictures(&app, &model, request.peer, client).await?;
+    let pictures = resolved.job.encode_pictures(&app, &model, request.peer, None).await?;
     let count = move |_: &App, _: &ResponseRequest| Ok(resolved.job.whole_prompt_ids(&model, &pictures)?.len());
     let input_tokens = prepare(&app, request, count).await?;
     Ok(axum::Json(InputTokens { object: "response.input_tokens", input_tokens }))

@@ -6,8 +6,8 @@ use metal_attention_chat::{MessagePicture, PictureSource, Role, TextOrPicture, T
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 
 use super::encoded_reasoning;
 use crate::http::ApiError;
@@ -315,12 +315,15 @@ impl<'de> Visitor<'de> for InputTextVisitor {
             // Encrypted by another server.
             "encrypted_content" => None,
             "input_image" | "image_url" => {
-                let Some(ImageUrl::Url(url) | ImageUrl::Object { url }) = part.image_url else {
+                let mut image = part.image_url.unwrap_or_default();
+                let detail = image["detail"].as_str().map(str::to_owned);
+                let Value::String(url) = (if image.is_object() { image["url"].take() } else { image }) else {
                     return Err(A::Error::custom(
                         "an input_image needs an image_url, such as data:image/png;base64,...; this server keeps no files",
                     ));
                 };
-                let low_detail = part.detail.as_deref() == Some("low");
+                let detail = detail.or_else(|| Some(part.detail?.as_str()?.to_owned()));
+                let low_detail = detail.as_deref() == Some("low");
                 let mut text = TextWithPictures::default();
                 text.push_picture(MessagePicture { source: PictureSource::Url(url.into()), low_detail });
                 return Ok(InputText(text));
@@ -341,17 +344,6 @@ impl<'de> Visitor<'de> for InputTextVisitor {
     }
 }
 
-/// The address of a picture.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ImageUrl {
-    Url(String),
-    /// As in chat completions.
-    Object {
-        url: String,
-    },
-}
-
 /// A part of a text.
 #[derive(Deserialize)]
 struct InputPart {
@@ -359,14 +351,13 @@ struct InputPart {
     kind: Option<String>,
     text: Option<String>,
     refusal: Option<String>,
-    image_url: Option<ImageUrl>,
-    detail: Option<String>,
+    /// The address of a picture, or an object with it as in chat completions.
+    image_url: Option<Value>,
+    detail: Option<Value>,
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     fn items(input: &Value) -> Result<Vec<Item>, ApiError> {

@@ -37,7 +37,7 @@ pub async fn chat_completions(
     let (with_logprobs, prompt_logprobs) =
         (request.job.generation.logprobs.is_some(), request.job.generation.prompt_logprobs);
     let include_usage = request.include_usage;
-    let pictures = request.job.encode_pictures(&app, &model, request.peer, client).await?;
+    let pictures = request.job.encode_pictures(&app, &model, request.peer, Some(client)).await?;
     let lease = model.clone();
     let submit = move |app: &App, request: &ChatRequest| request.job.submit(app, &lease, client, &pictures);
     let chat = prepare(&app, request, submit).await?;
