@@ -5,7 +5,7 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{program, run, stderr, stdout};
 use serde_json::Value;
@@ -171,6 +171,11 @@ fn ctrl_c_interrupts_prefill_and_decode() {
             let mut child =
                 program().args(args).stdin(Stdio::null()).stdout(file("out")).stderr(file("err")).spawn().unwrap();
             std::thread::sleep(Duration::from_millis(pause));
+            // On a busy machine the program may not have begun to handle signals, which precedes its first line.
+            let start = Instant::now();
+            while file_is_empty(&folder.path().join("err")) && start.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
             let status = child.wait().unwrap();
             let log = std::fs::read_to_string(folder.path().join("err")).unwrap();
@@ -178,4 +183,8 @@ fn ctrl_c_interrupts_prefill_and_decode() {
             assert!(!log.contains("panicked"), "after {pause} ms: {log}");
         }
     }
+}
+
+fn file_is_empty(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.len() == 0)
 }
