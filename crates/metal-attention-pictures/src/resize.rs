@@ -1,7 +1,10 @@
 //! Resizing as Pillow does it (`libImaging/Resample.c`), byte for byte.
 //!
-//! A horizontal pass is followed by a vertical one, and each rounds to bytes. A weight is an integer of 22 fractional bits. When
+//! A horizontal pass is followed by a vertical one, and each rounds to bytes. Threads share the rows of large pictures. A weight is an integer of 22 fractional bits. When
 //! a side shrinks, the filter is as much wider.
+
+use std::num::NonZero;
+use std::sync::{Mutex, PoisonError};
 
 use crate::{Picture, PictureError, Result};
 
@@ -121,52 +124,37 @@ fn resize_row(from: &[u8], windows: &[Window], to: &mut [u8]) {
     }
 }
 
-/// The rows of a picture after the horizontal pass. It holds those of one vertical window: row y is in place y % `n_kept`.
-struct Rows<'a> {
+/// Bytes of the rows that a thread resizes at a time, and the fewest rows, since windows at the edge of a band are computed in both.
+const BYTES_OF_BAND: usize = 1 << 18;
+const ROWS_OF_BAND: usize = 64;
+
+/// Both passes over a picture.
+struct Passes<'a> {
     picture: &'a Picture,
-    /// Of the horizontal pass; `None` where the width stays.
-    windows: Option<Vec<Window>>,
+    /// The windows of the horizontal pass; `None` where the width stays.
+    horizontal: Option<Vec<Window>>,
+    /// The windows of the vertical pass; `None` where the height stays.
+    vertical: Option<Vec<Window>>,
+    /// Bytes of a resized row.
     row_len: usize,
-    n_kept: usize,
-    kept: Vec<u8>,
-    /// Rows that were resized so far.
-    n_done: usize,
 }
 
-impl Rows<'_> {
-    /// Resizes rows up to `end`.
-    fn advance(&mut self, end: usize) {
-        let Some(windows) = &self.windows else { return };
-        for y in self.n_done..end {
-            let place = y % self.n_kept * self.row_len;
-            resize_row(self.picture.row(y), windows, &mut self.kept[place..place + self.row_len]);
-        }
-        self.n_done = self.n_done.max(end);
+impl Passes<'_> {
+    /// Bytes of the rows of the horizontal pass that the vertical one needs at a time.
+    fn kept_bytes(&self) -> usize {
+        let n_kept = self.vertical.iter().flatten().map(|window| window.weights.len()).max().unwrap_or(1);
+        if self.horizontal.is_some() { n_kept * self.row_len } else { 0 }
     }
 
-    /// Row `y`, which [`advance`](Self::advance) has reached and not left behind.
-    fn row(&self, y: usize) -> &[u8] {
-        match self.windows {
-            Some(_) => &self.kept[y % self.n_kept * self.row_len..][..self.row_len],
-            None => self.picture.row(y),
-        }
-    }
-}
-
-impl Picture {
-    /// The picture stretched to `width` x `height` pixels. A side that has this length already is not filtered.
-    pub fn resized(&self, width: usize, height: usize, filter: Filter) -> Result<Self> {
-        self.check_target(width, height)?;
-        let horizontal = (width != self.width()).then(|| windows(self.width(), width, filter));
-        let vertical = (height != self.height()).then(|| windows(self.height(), height, filter));
-        let n_kept = vertical.iter().flatten().map(|window| window.weights.len()).max().unwrap_or(1);
-        let row_len = width * 3;
-        let mut rgb = vec![0; height * row_len];
-        let kept = if horizontal.is_some() { vec![0; n_kept * row_len] } else { Vec::new() };
-        let mut rows = Rows { picture: self, windows: horizontal, row_len, n_kept, kept, n_done: 0 };
-        let mut sums = vec![0; row_len];
-        for (y, to) in rgb.chunks_exact_mut(row_len).enumerate() {
-            let Some(window) = vertical.as_ref().map(|windows| &windows[y]) else {
+    /// Computes the rows `to` of the resized picture, of which `start` is the first.
+    fn resize(&self, start: usize, to: &mut [u8]) {
+        let vertical = self.vertical.as_deref();
+        let first = vertical.map_or(start, |windows| windows[start].first);
+        let kept = vec![0; self.kept_bytes()];
+        let mut rows = Rows { passes: self, n_kept: kept.len() / self.row_len, kept, n_done: first };
+        let mut sums = vec![0; self.row_len];
+        for (y, to) in (start..).zip(to.chunks_exact_mut(self.row_len)) {
+            let Some(window) = vertical.map(|windows| &windows[y]) else {
                 rows.advance(y + 1);
                 to.copy_from_slice(rows.row(y));
                 continue;
@@ -182,6 +170,71 @@ impl Picture {
                 *to = to_byte(*sum);
             }
         }
+    }
+}
+
+/// The rows of a picture after the horizontal pass. It holds those of one vertical window: row y is in place y % `n_kept`.
+struct Rows<'a> {
+    passes: &'a Passes<'a>,
+    n_kept: usize,
+    kept: Vec<u8>,
+    /// The row after the last one that was resized.
+    n_done: usize,
+}
+
+impl Rows<'_> {
+    /// Resizes rows up to `end`.
+    fn advance(&mut self, end: usize) {
+        let Passes { picture, horizontal, row_len, .. } = self.passes;
+        let Some(windows) = horizontal else { return };
+        for y in self.n_done..end {
+            let place = y % self.n_kept * row_len;
+            resize_row(picture.row(y), windows, &mut self.kept[place..place + row_len]);
+        }
+        self.n_done = self.n_done.max(end);
+    }
+
+    /// Row `y`, which [`advance`](Self::advance) has reached and not left behind.
+    fn row(&self, y: usize) -> &[u8] {
+        let Passes { picture, horizontal, row_len, .. } = self.passes;
+        match horizontal {
+            Some(_) => &self.kept[y % self.n_kept * row_len..][..*row_len],
+            None => picture.row(y),
+        }
+    }
+}
+
+impl Picture {
+    /// The picture stretched to `width` x `height` pixels. A side that has this length already is not filtered.
+    pub fn resized(&self, width: usize, height: usize, filter: Filter) -> Result<Self> {
+        self.check_target(width, height)?;
+        let passes = Passes {
+            picture: self,
+            horizontal: (width != self.width()).then(|| windows(self.width(), width, filter)),
+            vertical: (height != self.height()).then(|| windows(self.height(), height, filter)),
+            row_len: width * 3,
+        };
+        let mut rgb = vec![0; height * width * 3];
+        let n_rows = (BYTES_OF_BAND / passes.row_len).max(ROWS_OF_BAND);
+        // All threads together keep no more bytes than the largest picture has.
+        let most_threads = 3 * MAX_TARGET_PIXELS / passes.kept_bytes().max(1);
+        let n_threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let n_threads = n_threads.min(height.div_ceil(n_rows)).min(most_threads);
+        let bands = Mutex::new(rgb.chunks_mut(n_rows * width * 3).enumerate());
+        let work = || {
+            loop {
+                let next = bands.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((i, band)) = next else { return };
+                passes.resize(i * n_rows, band);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..n_threads {
+                // The others do the work of a thread that the system refuses.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
+        });
         Self::new(width, height, rgb)
     }
 
@@ -236,5 +289,35 @@ impl Picture {
             return Ok(());
         }
         Err(PictureError::TargetSize { from_width: self.width(), from_height: self.height(), width, height })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bands_are_those_of_the_whole() {
+        for (from, to) in
+            [((90, 300), (70, 500)), ((50, 1000), (64, 200)), ((40, 400), (40, 700)), ((33, 260), (66, 260))]
+        {
+            let rgb = (0..from.0 * from.1 * 3).map(|i| (i * 7 % 251) as u8).collect();
+            let picture = Picture::new(from.0, from.1, rgb).unwrap();
+            let passes = Passes {
+                picture: &picture,
+                horizontal: (from.0 != to.0).then(|| windows(from.0, to.0, Filter::Lanczos)),
+                vertical: (from.1 != to.1).then(|| windows(from.1, to.1, Filter::Lanczos)),
+                row_len: 3 * to.0,
+            };
+            let resized = |n_rows: usize| {
+                let mut rgb = vec![0; 3 * to.0 * to.1];
+                let bands = rgb.chunks_mut(n_rows * passes.row_len).enumerate();
+                bands.for_each(|(i, band)| passes.resize(i * n_rows, band));
+                rgb
+            };
+            let whole = resized(to.1);
+            assert!(resized(64) == whole && resized(7) == whole && resized(1) == whole, "{from:?} to {to:?}");
+            assert_eq!(picture.resized(to.0, to.1, Filter::Lanczos).unwrap().rgb(), whole);
+        }
     }
 }
