@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use metal_attention::picture_files::{Limits, Picture};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{EngineOptions, Error, Model, PictureEncoder, PicturePrompt, PromptSpan, TokenLimits};
+use metal_attention::{
+    EngineOptions, Error, Model, PICTURE_PLACE, PictureEncoder, PicturePrompt, PromptSpan, TokenLimits,
+};
 use metal_attention_chat::{Prompt, picture_marker, without_picture_markers};
 use metal_attention_grammar::prompt_with_pictures;
 
@@ -14,9 +16,6 @@ use crate::find_mmproj::{find_mmproj, no_mmproj};
 use crate::map_gguf::map_gguf;
 use crate::model_args::ModelArgs;
 use crate::progress::ProgressLine;
-
-/// The place of a picture in a text.
-const PLACE: &str = "<image>";
 
 /// Pictures for the prompt, and the file that encodes them.
 #[derive(clap::Args)]
@@ -77,16 +76,18 @@ impl PictureArgs {
         if self.image.is_empty() {
             return Ok((text, None));
         }
-        let (places, n) = (text.matches(PLACE).count(), self.image.len());
+        let (places, n) = (text.matches(PICTURE_PLACE).count(), self.image.len());
         if places > n {
-            let message = format!("the text has {places} places for pictures ({PLACE}), and there are {n} (--image)");
+            let message =
+                format!("the text has {places} places for pictures ({PICTURE_PLACE}), and there are {n} (--image)");
             return Err(CliError::Usage(message));
         }
         let files = self.image.iter().map(|path| read_picture(path)).collect::<Result<Vec<_>, _>>()?;
         let mut pictures = self.encoder.open(args, model, options)?;
         let markers = files.iter().map(|file| pictures.add(file, tokenizer)).collect::<Result<Vec<_>, _>>()?;
         let (before, within) = markers.split_at(n - places);
-        let marked = within.iter().fold(before.concat() + &text, |text, marker| text.replacen(PLACE, marker, 1));
+        let marked =
+            within.iter().fold(before.concat() + &text, |text, marker| text.replacen(PICTURE_PLACE, marker, 1));
         Ok((marked, Some(pictures)))
     }
 }
@@ -150,7 +151,7 @@ impl Pictures {
 
     /// A text with `<image>` in the place of markers, as it is shown to the user.
     pub fn shown(text: &str) -> String {
-        without_picture_markers(text, PLACE)
+        without_picture_markers(text, PICTURE_PLACE)
     }
 }
 

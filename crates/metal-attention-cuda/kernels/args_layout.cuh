@@ -84,24 +84,28 @@
     FIELD_IS_AT(S, tickets, 168)
 
 // matmul_wide.cu
-#define LAYOUT_OF_MatmulWideArgs(S) SIZE_IS(S, 168); \
+#define LAYOUT_OF_ResultRows(S) SIZE_IS(S, 24); \
+    FIELD_IS_AT(S, y, 0); \
+    FIELD_IS_AT(S, bias, 8); \
+    FIELD_IS_AT(S, n_out, 16); \
+    FIELD_IS_AT(S, unused, 20)
+
+// matmul_wide.cu
+#define LAYOUT_OF_MatmulWideArgs(S) SIZE_IS(S, 216); \
     FIELD_IS_AT(S, matrices, 0); \
-    FIELD_IS_AT(S, n_matrices, 72); \
-    FIELD_IS_AT(S, blocks, 76); \
-    FIELD_IS_AT(S, x, 88); \
-    FIELD_IS_AT(S, n_tokens, 96); \
-    FIELD_IS_AT(S, n_token_tiles, 100); \
-    FIELD_IS_AT(S, n_out, 104); \
-    FIELD_IS_AT(S, output, 108); \
-    FIELD_IS_AT(S, activation, 112); \
-    FIELD_IS_AT(S, scale, 116); \
-    FIELD_IS_AT(S, bias, 120); \
-    FIELD_IS_AT(S, y, 128); \
-    FIELD_IS_AT(S, packed, 136); \
-    FIELD_IS_AT(S, n_splits, 144); \
-    FIELD_IS_AT(S, unused, 148); \
-    FIELD_IS_AT(S, sums, 152); \
-    FIELD_IS_AT(S, tickets, 160)
+    FIELD_IS_AT(S, results, 72); \
+    FIELD_IS_AT(S, n_matrices, 144); \
+    FIELD_IS_AT(S, blocks, 148); \
+    FIELD_IS_AT(S, x, 160); \
+    FIELD_IS_AT(S, n_tokens, 168); \
+    FIELD_IS_AT(S, n_token_tiles, 172); \
+    FIELD_IS_AT(S, output, 176); \
+    FIELD_IS_AT(S, activation, 180); \
+    FIELD_IS_AT(S, scale, 184); \
+    FIELD_IS_AT(S, n_splits, 188); \
+    FIELD_IS_AT(S, packed, 192); \
+    FIELD_IS_AT(S, sums, 200); \
+    FIELD_IS_AT(S, tickets, 208)
 
 // odd_rows.cu
 #define LAYOUT_OF_OddRowsArgs(S) SIZE_IS(S, 104); \
@@ -864,16 +868,30 @@
     FIELD_IS_AT(S, ranks, 208)
 
 // encoder.cu
-#define LAYOUT_OF_ElementsArgs(S) SIZE_IS(S, 48); \
+#define LAYOUT_OF_ElementsArgs(S) SIZE_IS(S, 64); \
     FIELD_IS_AT(S, x, 0); \
     FIELD_IS_AT(S, y, 8); \
     FIELD_IS_AT(S, out, 16); \
-    FIELD_IS_AT(S, n_rows, 24); \
-    FIELD_IS_AT(S, width, 28); \
-    FIELD_IS_AT(S, y_stride, 32); \
-    FIELD_IS_AT(S, function, 36); \
-    FIELD_IS_AT(S, a, 40); \
-    FIELD_IS_AT(S, b, 44)
+    FIELD_IS_AT(S, packed, 24); \
+    FIELD_IS_AT(S, n_rows, 32); \
+    FIELD_IS_AT(S, width, 36); \
+    FIELD_IS_AT(S, y_stride, 40); \
+    FIELD_IS_AT(S, function, 44); \
+    FIELD_IS_AT(S, a, 48); \
+    FIELD_IS_AT(S, b, 52); \
+    FIELD_IS_AT(S, n_token_tiles, 56); \
+    FIELD_IS_AT(S, unused, 60)
+
+// encoder.cu
+#define LAYOUT_OF_PatchesArgs(S) SIZE_IS(S, 56); \
+    FIELD_IS_AT(S, rgb, 0); \
+    FIELD_IS_AT(S, out, 8); \
+    FIELD_IS_AT(S, width, 16); \
+    FIELD_IS_AT(S, height, 20); \
+    FIELD_IS_AT(S, side, 24); \
+    FIELD_IS_AT(S, pixel_first, 28); \
+    FIELD_IS_AT(S, mean, 32); \
+    FIELD_IS_AT(S, std, 44)
 
 // encoder.cu
 #define LAYOUT_OF_SumRowsArgs(S) SIZE_IS(S, 56); \
@@ -906,14 +924,14 @@
     FIELD_IS_AT(S, head_dim, 24); \
     FIELD_IS_AT(S, block, 28)
 
-// encoder.cu
+// encoder_units.cuh
 #define LAYOUT_OF_EncoderTile(S) SIZE_IS(S, 16); \
     FIELD_IS_AT(S, query, 0); \
     FIELD_IS_AT(S, n, 4); \
     FIELD_IS_AT(S, key, 8); \
     FIELD_IS_AT(S, n_keys, 12)
 
-// encoder.cu
+// encoder_attention.cu
 #define LAYOUT_OF_EncoderAttentionArgs(S) SIZE_IS(S, 64); \
     FIELD_IS_AT(S, q, 0); \
     FIELD_IS_AT(S, k, 8); \
@@ -926,3 +944,31 @@
     FIELD_IS_AT(S, kv_width, 52); \
     FIELD_IS_AT(S, head_dim, 56); \
     FIELD_IS_AT(S, scale, 60)
+
+// encoder_units.cuh
+#define LAYOUT_OF_EncoderHeadsArgs(S) SIZE_IS(S, 48); \
+    FIELD_IS_AT(S, k, 0); \
+    FIELD_IS_AT(S, v, 8); \
+    FIELD_IS_AT(S, k_heads, 16); \
+    FIELD_IS_AT(S, v_heads, 24); \
+    FIELD_IS_AT(S, n_keys, 32); \
+    FIELD_IS_AT(S, width, 36); \
+    FIELD_IS_AT(S, head_dim, 40); \
+    FIELD_IS_AT(S, padded, 44)
+
+// encoder_units.cuh
+#define LAYOUT_OF_EncoderUnitsArgs(S) SIZE_IS(S, 80); \
+    FIELD_IS_AT(S, q, 0); \
+    FIELD_IS_AT(S, k_heads, 8); \
+    FIELD_IS_AT(S, v_heads, 16); \
+    FIELD_IS_AT(S, out, 24); \
+    FIELD_IS_AT(S, packed, 32); \
+    FIELD_IS_AT(S, tiles, 40); \
+    FIELD_IS_AT(S, n_queries, 48); \
+    FIELD_IS_AT(S, n_keys, 52); \
+    FIELD_IS_AT(S, width, 56); \
+    FIELD_IS_AT(S, kv_width, 60); \
+    FIELD_IS_AT(S, head_dim, 64); \
+    FIELD_IS_AT(S, n_token_tiles, 68); \
+    FIELD_IS_AT(S, scale, 72); \
+    FIELD_IS_AT(S, unused, 76)

@@ -7,24 +7,34 @@
 // in registers while the products of the previous panel run. With split-K the last block to finish adds up the partial sums.
 #define TEMPLATES_ALONE
 #include "matmul.cu"
+#include "elements.cuh"
 
 constexpr int MAX_MATRICES = 3;
 
+// What becomes of sums, beside Output: activation(sum + bias), as packed input of the next product.
+constexpr u32 ACTIVATED = 3;
+
+// The rows that a matrix makes; matrices one below the other have one result together.
+struct ResultRows {
+    float* y;          // [n_tokens][n_out]
+    const float* bias; // [n_out], or null
+    u32 n_out;         // elements of a row
+    u32 unused;
+};
+ASSERT_LAYOUT(ResultRows);
+
 struct MatmulWideArgs {
-    Matrix matrices[MAX_MATRICES];     // one below the other; GATED: gate and up
+    Matrix matrices[MAX_MATRICES];  // GATED: gate and up
+    ResultRows results[MAX_MATRICES]; // for each matrix
     u32 n_matrices;                 // matrices
     u32 blocks[MAX_MATRICES];       // for each matrix, the block of rows after its last one
     const half* x;               // packed inputs
     u32 n_tokens, n_token_tiles; // tokens, and tiles of 8 of them in x
-    u32 n_out;                   // elements of a row of y
-    u32 output;                  // Output
-    u32 activation;              // Activation, for GATED
+    u32 output;                  // Output, or ACTIVATED
+    u32 activation;              // GATED: Activation; ACTIVATED: Function
     float scale;                 // ADD: factor on what is added
-    const float* bias;           // [n_out], or null
-    float* y;                    // [n_tokens][n_out]
-    half* packed;                // GATED: the result, as packed input of the next product
     u32 n_splits;                // blocks that share the panels (split-K)
-    u32 unused;
+    half* packed;                // GATED, ACTIVATED: the result, as packed input of the next product
     float4* sums;                // partial sums of splits, [tile of the result][split][N / 8][256]
     u32* tickets;                // counters, one for each tile of the result, zero between launches
 };
@@ -257,35 +267,69 @@ template <int N> __device__ __forceinline__ float* gather_results(int group, int
     return results;
 }
 
-// Stores a gated result: 64 rows of activation(gate) * up, which are one panel of the next product's packed input.
-__device__ __forceinline__ void write_gated(const MatmulWideArgs& a, const BlockWork& work, u32 n_tokens, const float* results) {
-    uint4* to = (uint4*)(a.packed + ((size_t)blockIdx.y * a.n_token_tiles * 8 + work.first_token) * 64);
-    const u32 first_row = work.first_tile[0] * 16, n_rows = work.matrix[0]->n_rows;
+// Stores 64 rows of a result as a panel of the next product's packed input. A thread has the same eight rows of every 32nd token:
+// `values` returns for the pair j of these, at `row` of the panel, a function of the pair's place in the results of a token.
+template <typename Values> __device__ __forceinline__ void write_panel(const MatmulWideArgs& a, const BlockWork& work, u32 panel, u32 n_tokens, const float* results, Values values) {
+    uint4* to = (uint4*)(a.packed + ((size_t)panel * a.n_token_tiles * 8 + work.first_token) * 64);
+    // The inverse of `packed_input`.
+    const u32 piece = threadIdx.x % 8, row = piece / 2 * 16 + piece % 2 * 2;
+    auto value = values(row);
 #pragma unroll 2
-    for (u32 i = threadIdx.x; i < n_tokens * 8; i += CONSUMERS) {
-        // The inverse of `packed_input`.
-        const u32 token = i / 8, piece = i % 8, row = piece / 2 * 16 + piece % 2 * 2;
+    for (u32 token = threadIdx.x / 8; token < n_tokens; token += CONSUMERS / 8) {
         const float* of_token = results + token * ROW + row;
         u32 pairs[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float2 gate = *(const float2*)(of_token + 4 * j), up = *(const float2*)(of_token + 64 + 4 * j);
-            const u32 at = first_row + row + 4 * j;
-            pairs[j] = bits(__floats2half2_rn(at < n_rows ? activate(a.activation, gate.x) * up.x : 0.0f,
-                                              at + 1 < n_rows ? activate(a.activation, gate.y) * up.y : 0.0f));
+        for (u32 j = 0; j < 4; j++) {
+            const float2 v = value(j, of_token + 4 * j);
+            pairs[j] = bits(__floats2half2_rn(v.x, v.y));
         }
         to[token * 8 + (piece ^ token % 8)] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 }
 
+// Stores a gated result: 64 rows of activation(gate) * up.
+__device__ __forceinline__ void write_gated(const MatmulWideArgs& a, const BlockWork& work, u32 n_tokens, const float* results) {
+    const u32 first_row = work.first_tile[0] * 16, n_rows = work.matrix[0]->n_rows;
+    write_panel(a, work, blockIdx.y, n_tokens, results, [&](u32 row) {
+        return [&, row](u32 j, const float* of_rows) {
+            const float2 gate = *(const float2*)of_rows, up = *(const float2*)(of_rows + 64);
+            const u32 at = first_row + row + 4 * j;
+            return make_float2(at < n_rows ? activate(a.activation, gate.x) * up.x : 0.0f, at + 1 < n_rows ? activate(a.activation, gate.y) * up.y : 0.0f);
+        };
+    });
+}
+
+// Stores activation(product + bias): two panels of 64 rows, of which the second may be behind the last row.
+__device__ __forceinline__ void write_activated(const MatmulWideArgs& a, const BlockWork& work, u32 n_tokens, const float* results) {
+    const u32 n_rows = work.matrix[0]->n_rows;
+    const float* of_rows = a.results[0].bias;
+    with_activation(a.activation, [&](auto activation) {
+        for (u32 panel = 2 * blockIdx.y; panel < 2 * blockIdx.y + 2 && panel * 64 < n_rows; panel++)
+            write_panel(a, work, panel, n_tokens, results + panel % 2 * 64, [&](u32 row) {
+                const u32 rest = n_rows - min(n_rows, panel * 64 + row);
+                float2 bias[4];
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    const u32 at = panel * 64 + row + 4 * j;
+                    bias[j] = make_float2(of_rows && 4 * j < rest ? of_rows[at] : 0.0f, of_rows && 4 * j + 1 < rest ? of_rows[at + 1] : 0.0f);
+                }
+                return [=](u32 j, const float* result) {
+                    const float2 v = *(const float2*)result;
+                    return make_float2(4 * j < rest ? activation(v.x + bias[j].x) : 0.0f, 4 * j + 1 < rest ? activation(v.y + bias[j].y) : 0.0f);
+                };
+            });
+    });
+}
+
 // Stores rows: four rows of a token for each lane, or, if these are not aligned, one after the other.
-__device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockWork& work, u32 n_tokens, const float* results) {
+__device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockWork& work, const ResultRows& to, u32 n_tokens, const float* results) {
     const Matrix& m = *work.matrix[0];
+    const u32 n_out = to.n_out;
     const u32 first_row = work.first_tile[0] * 16, n_rows = min(m.n_rows - first_row, 64u * GROUPS);
-    float* y = a.y + (size_t)work.first_token * a.n_out + m.first_row + first_row;
-    const float* bias = a.bias ? a.bias + m.first_row + first_row : nullptr;
+    float* y = to.y + (size_t)work.first_token * n_out + m.first_row + first_row;
+    const float* bias = to.bias ? to.bias + m.first_row + first_row : nullptr;
     const bool adds = a.output == ADD;
-    if ((a.n_out | n_rows) % 4 == 0 && (size_t)y % 16 == 0) {
+    if ((n_out | n_rows) % 4 == 0 && (size_t)y % 16 == 0) {
         const u32 row = threadIdx.x % 32 * 4;
         if (row >= n_rows) return;
         const float4 b = bias ? make_float4(bias[row], bias[row + 1], bias[row + 2], bias[row + 3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -297,7 +341,7 @@ __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockW
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) {
                 const u32 token = first + i * STEP;
-                v[i] = adds && token < n_tokens ? *(const float4*)(y + (size_t)token * a.n_out + row) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                v[i] = adds && token < n_tokens ? *(const float4*)(y + (size_t)token * n_out + row) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) {
@@ -307,7 +351,7 @@ __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockW
                 const float4 sum = make_float4(product.x + b.x, product.y + b.y, product.z + b.z, product.w + b.w);
                 if (adds) v[i].x += a.scale * sum.x, v[i].y += a.scale * sum.y, v[i].z += a.scale * sum.z, v[i].w += a.scale * sum.w;
                 else v[i] = sum;
-                *(float4*)(y + (size_t)token * a.n_out + row) = v[i];
+                *(float4*)(y + (size_t)token * n_out + row) = v[i];
             }
         }
         return;
@@ -316,7 +360,7 @@ __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockW
     for (u32 i = threadIdx.x; i < n_tokens * 64 * GROUPS; i += CONSUMERS) {
         const u32 token = i / (64 * GROUPS), row = i % (64 * GROUPS);
         if (row >= n_rows) continue;
-        float* out = y + (size_t)token * a.n_out + row;
+        float* out = y + (size_t)token * n_out + row;
         const float v = results[token * ROW + row] + (bias ? bias[row] : 0.0f);
         *out = adds ? *out + a.scale * v : v;
     }
@@ -362,7 +406,8 @@ template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArg
     if (a.n_splits > 1 && !join_splits<N>(a, acc)) return;
     const float* results = gather_results<N>(group, warp, lane, acc);
     if (gated) write_gated(a, work, min((u32)N, a.n_token_tiles * 8 - work.first_token), results);
-    else write_rows(a, work, min((u32)N, a.n_tokens - work.first_token), results);
+    else if (a.output == ACTIVATED) write_activated(a, work, min((u32)N, a.n_token_tiles * 8 - work.first_token), results);
+    else write_rows(a, work, a.results[part], min((u32)N, a.n_tokens - work.first_token), results);
 }
 
 #define MATMUL_WIDE(N)                                                                                              \

@@ -26,32 +26,39 @@ __device__ __forceinline__ float4 four(const float* p, u32 i, bool in_range) {
 }
 __device__ __forceinline__ float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
-// The fast path, for rows that can be read as vectors of four elements. A thread holds KEPT vectors of the row in registers.
-constexpr int THREADS = 256, KEPT = 8;
-__device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, float* out, u32 token, float* scratch) {
+constexpr int THREADS = 256;
+
+// The sum over the threads that share a row: a warp, or a block.
+template <int SHARE> __device__ __forceinline__ float sum_of_row(float v, float* scratch) {
+    return SHARE == 32 ? warp_sum(v) : block_sum_max(v, 0.0f, scratch).x;
+}
+
+// The fast path, for rows that can be read as vectors of four elements. SHARE threads share the row, of which `lane` is one; each holds
+// KEPT vectors in registers.
+template <int SHARE, int KEPT> __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, float* out, u32 token, u32 lane, float* scratch) {
     float4 kept[KEPT];
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
-        const u32 i = 4 * (threadIdx.x + j * THREADS);
+        const u32 i = 4 * (lane + j * SHARE);
         kept[j] = four(x, i, i < a.n_in);
         sum += sum_of(kept[j]);
     }
-    const float mean = a.kind == LAYER ? block_sum_max(sum, 0.0f, scratch).x / a.n_in : 0.0f;
+    const float mean = a.kind == LAYER ? sum_of_row<SHARE>(sum, scratch) / a.n_in : 0.0f;
     float factor = 1.0f;
     if (a.kind != NONE) {
 #pragma unroll
         for (int j = 0; j < KEPT; j++) {
-            if (4 * (threadIdx.x + j * THREADS) >= a.n_in) break;
+            if (4 * (lane + j * SHARE) >= a.n_in) break;
             float4& v = kept[j];
             v.x -= mean, v.y -= mean, v.z -= mean, v.w -= mean;
             squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
         }
-        factor = rsqrtf(block_sum_max(squares, 0.0f, scratch).x / a.n_in + a.eps);
+        factor = rsqrtf(sum_of_row<SHARE>(squares, scratch) / a.n_in + a.eps);
     }
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
-        const u32 i = 4 * (threadIdx.x + j * THREADS);
+        const u32 i = 4 * (lane + j * SHARE);
         if (i >= (a.n_in + 63) / 64 * 64) break;
         const bool in_range = i < a.n_in;
         float4 v = kept[j];
@@ -86,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(const __grid_con
     const u32 token = blockIdx.x;
     const float* x = a.x + (size_t)(a.rows ? a.rows[token] : token) * a.n_in;
     float* out = a.out ? a.out + (size_t)token * a.n_in : nullptr;
-    if (a.n_in % 4 == 0 && a.n_in <= 4 * THREADS * KEPT && ((size_t)x | (size_t)out) % 16 == 0) return norm_row(a, x, out, token, scratch);
+    if (a.n_in % 4 == 0 && a.n_in <= 4 * THREADS * 8 && ((size_t)x | (size_t)out) % 16 == 0) return norm_row<THREADS, 8>(a, x, out, token, threadIdx.x, scratch);
     float mean = 0.0f, factor = 1.0f;
     if (a.kind == LAYER) {
         float sum = 0.0f;
@@ -112,4 +119,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(const __grid_con
         }
         if (a.packed) a.packed[packed_input(token, i, a.n_token_tiles)] = __float2half_rn(v);
     }
+}
+
+// The same for rows of at most 2048 elements, a multiple of four, at addresses that are multiples of 16. A block of one warp for each
+// row: of many rows more are in flight, and no warp waits for others.
+extern "C" __global__ void __launch_bounds__(32) norm_many_rows(const __grid_constant__ NormArgs a) {
+    wait_for_input();
+    let_next_start();
+    const u32 token = blockIdx.x;
+    const float* x = a.x + (size_t)(a.rows ? a.rows[token] : token) * a.n_in;
+    norm_row<32, 16>(a, x, a.out ? a.out + (size_t)token * a.n_in : nullptr, token, threadIdx.x, nullptr);
 }

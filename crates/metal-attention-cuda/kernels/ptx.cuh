@@ -98,6 +98,12 @@ __device__ __forceinline__ float larger(float a, float b) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
     return r;
 }
+// 2^v, with a relative error of 2^-22; results below 2^-126 are 0.
+__device__ __forceinline__ float power_of_two(float v) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+    return power;
+}
 // Loads four matrices of 8 x 8 halves from shared memory. Lane l passes the address of row l % 8 of matrix l / 8, and gets the elements 2 (l % 4)
 // and 2 (l % 4) + 1 of row l / 4 of each matrix; transposed: rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4.
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], const half* row) {
@@ -221,6 +227,7 @@ template <int N> __device__ __forceinline__ void take_registers() { asm volatile
 #define REGS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define REGS_16 REGS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define REGS_32 REGS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGS_40 REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define REGS_64 \
     REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -244,6 +251,7 @@ __device__ __forceinline__ WideColumns wide_columns(const half* b) {
 WIDE_MMA(16, REGS_8, "%8", "%9", "%10", "%11", "%12", C4(0), C4(1))
 WIDE_MMA(32, REGS_16, "%16", "%17", "%18", "%19", "%20", C16(0))
 WIDE_MMA(64, REGS_32, "%32", "%33", "%34", "%35", "%36", C16(0), C16(4))
+WIDE_MMA(80, REGS_40, "%40", "%41", "%42", "%43", "%44", C16(0), C16(4), C4(8), C4(9))
 WIDE_MMA(128, REGS_64, "%64", "%65", "%66", "%67", "%68", C64(0))
 WIDE_MMA(256, REGS_128, "%128", "%129", "%130", "%131", "%132", C64(0), C64(16))
 #endif

@@ -25,7 +25,8 @@ pub(crate) use decode::{
     COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_OPS, OpArgs, OpMatrixArgs, RankShareArgs,
 };
 pub(crate) use encoder::{
-    ElementsArgs, ElementsFunction, EncoderAttentionArgs, EncoderTileArgs, InterleaveArgs, RotateArgs, SumRowsArgs,
+    ElementsArgs, ElementsFunction, EncoderAttentionArgs, EncoderHeadsArgs, EncoderTileArgs, EncoderUnitsArgs,
+    InterleaveArgs, PatchesArgs, RotateArgs, SumRowsArgs,
 };
 pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 pub(crate) use experts::{
@@ -37,7 +38,8 @@ pub(crate) use latent::{LatentAttentionArgs, LatentInputsArgs};
 pub(crate) use layout::KernelStruct;
 use products::columns;
 pub(crate) use products::{
-    Epilogue, MAX_MATRICES, MatmulArgs, MatmulFewArgs, MatmulWideArgs, MatrixArgs, MatvecArgs, OddRowsArgs, RepackArgs,
+    ACTIVATED, Epilogue, MAX_MATRICES, MatmulArgs, MatmulFewArgs, MatmulWideArgs, MatrixArgs, MatvecArgs, OddRowsArgs,
+    RepackArgs, ResultRowsArgs,
 };
 pub(crate) use recurrent::{
     ConvolutionArgs, DeltaRuleArgs, ElementwiseFunction, FunctionArgs, FusedDecodeArgs, FusedDeltaRuleArgs,

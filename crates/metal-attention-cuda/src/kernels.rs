@@ -10,12 +10,12 @@ use metal_attention_model::CacheType;
 use crate::args::{
     ActivationArgs, AllGatherArgs, AllReduceArgs, ArgmaxArgs, AttentionArgs, AttentionInputsArgs, ConvolutionArgs,
     CountExchangesArgs, DecodeArgs, DecodeOnRanksArgs, DeltaRuleArgs, ElementsArgs, EmbeddingArgs,
-    EncoderAttentionArgs, ExpertsActivationArgs, ExpertsSumArgs, FunctionArgs, FusedDeltaRuleArgs, FusedMamba2Args,
-    FusedRouteArgs, GatherArgs, GeneralAttentionArgs, GroupNormArgs, GroupedMatmulArgs, GroupedMatvecArgs,
-    InterleaveArgs, LatentAttentionArgs, LatentInputsArgs, LogitsArgs, Mamba2Args, MambaArgs, MatmulArgs,
-    MatmulFewArgs, MatmulWideArgs, MatvecArgs, NormArgs, OddRowsArgs, PrefillArgs, RateArgs, RepackArgs, RotateArgs,
-    RouteArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, SideProductsArgs, SortArgs, StreamsArgs, StretchArgs,
-    SumRowsArgs, TokenShiftArgs, TopKArgs, WeighArgs,
+    EncoderAttentionArgs, EncoderHeadsArgs, EncoderUnitsArgs, ExpertsActivationArgs, ExpertsSumArgs, FunctionArgs,
+    FusedDeltaRuleArgs, FusedMamba2Args, FusedRouteArgs, GatherArgs, GeneralAttentionArgs, GroupNormArgs,
+    GroupedMatmulArgs, GroupedMatvecArgs, InterleaveArgs, LatentAttentionArgs, LatentInputsArgs, LogitsArgs,
+    Mamba2Args, MambaArgs, MatmulArgs, MatmulFewArgs, MatmulWideArgs, MatvecArgs, NormArgs, OddRowsArgs, PatchesArgs,
+    PrefillArgs, RateArgs, RepackArgs, RotateArgs, RouteArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs,
+    SideProductsArgs, SortArgs, StreamsArgs, StretchArgs, SumRowsArgs, TokenShiftArgs, TopKArgs, WeighArgs,
 };
 use crate::bounds::KernelArgs;
 use crate::{CudaDevice, CudaError};
@@ -217,6 +217,7 @@ kernel_table! {
     }
     "norm" for All {
         kernel NORM_ROWS: NormArgs = "norm_rows";
+        kernel NORM_MANY_ROWS: NormArgs = "norm_many_rows";
     }
     "activation" for All {
         kernel ACTIVATION: ActivationArgs = "activation";
@@ -301,11 +302,19 @@ kernel_table! {
     }
     "encoder" for All {
         kernel ENCODER_ELEMENTS: ElementsArgs = "encoder_elements";
+        kernel ENCODER_PATCHES: PatchesArgs = "encoder_patches";
         kernel ENCODER_SUM_ROWS: SumRowsArgs = "encoder_sum_rows";
         kernel ENCODER_INTERLEAVE: InterleaveArgs = "encoder_interleave";
         kernel ENCODER_ROTATE: RotateArgs = "encoder_rotate";
+    }
+    "encoder_attention_wide" for WithWgmma {
+        family ENCODER_HEADS_WIDE: EncoderHeadsArgs = "encoder_heads_wide_64", "encoder_heads_wide_80";
+        family ENCODER_ATTENTION_WIDE: EncoderUnitsArgs = "encoder_attention_wide_64", "encoder_attention_wide_80";
+    }
+    "encoder_attention" for All {
         kernel ENCODER_ATTENTION: EncoderAttentionArgs = "encoder_attention";
-        family ENCODER_ATTENTION_ON_UNITS: EncoderAttentionArgs = "encoder_attention_on_units_64",
+        kernel ENCODER_HEADS: EncoderHeadsArgs = "encoder_heads";
+        family ENCODER_ATTENTION_ON_UNITS: EncoderUnitsArgs = "encoder_attention_on_units_64",
             "encoder_attention_on_units_80", "encoder_attention_on_units_128";
     }
     "decode" for WithWgmma {

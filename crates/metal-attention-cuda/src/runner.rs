@@ -41,7 +41,7 @@ use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::weights::CudaWeights;
 
 pub(crate) use matmul_few::max_few_tokens;
-pub(crate) use matmul_wide::split_bytes;
+pub(crate) use matmul_wide::{WideOutput, WideProduct, packed_layout, split_bytes};
 pub(crate) use scratch::SCRATCH_ALIGNMENT;
 pub(crate) use top_k::{TOP_K, top_k_bytes, top_k_list};
 

@@ -8,9 +8,9 @@ use metal_attention_cuda::{CudaDevice, CudaEncoder, CudaError};
 use metal_attention_gguf::blocks::random_blocks;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::vision::{
-    Angles, Axis, Block, Clamp, EncodedPicture, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward,
-    EncoderLinear, EncoderNorm, FileWeights, Interpolation, MergeOrder, PatchOrder, PatchSpec, Pixels, PositionTable,
-    QueryAttention, RelativeScores, Resampler, RowOrder, Stage,
+    Angles, Axis, Block, Clamp, Colours, EncodedPicture, Encoder, EncoderActivation, EncoderAttention,
+    EncoderFeedForward, EncoderLinear, EncoderNorm, FileWeights, Interpolation, MergeOrder, PatchOrder, PatchSpec,
+    Pixels, PositionTable, QueryAttention, RelativeScores, Resampler, RowOrder, Stage,
 };
 use metal_attention_model::{NormKind, Watch};
 
@@ -18,6 +18,9 @@ use metal_attention_model::{NormKind, Watch};
 const EXACT: f64 = 1e-12;
 /// The same with inputs that are rounded to F16 (a relative error of 2^-11 at most).
 const ROUNDED: f64 = 1e-6;
+
+/// The colours of all encoders.
+const COLOURS: Colours = Colours { mean: [0.5, 0.4, 0.6], std: [0.2, 0.3, 0.25] };
 
 /// Makes random weights, each from the next seed.
 struct Random(u64);
@@ -119,7 +122,7 @@ impl Random {
 
     fn positions(&mut self, width: usize, size: [usize; 2], interpolation: Interpolation) -> Stage<FileWeights> {
         let rows = self.numbers(size[0] * size[1] * width, 0.5);
-        Stage::Positions(PositionTable { rows, width, size, interpolation })
+        Stage::positions(PositionTable { rows, width, size, interpolation })
     }
 }
 
@@ -146,7 +149,7 @@ fn with_class_token() -> Encoder<FileWeights> {
     stages.extend([Stage::Activation(EncoderActivation::GeluErf), Stage::Scale(1.5)]);
     stages.extend([Stage::ScaleColumns(r.factors(77)), Stage::AddRow(r.numbers(77, 1.0))]);
     let patch = PatchSpec { side: 14, order: PatchOrder::ColourFirst };
-    Encoder { patch, stages, n_embd: 77, n_deepstack: 0 }
+    Encoder { colours: COLOURS, patch, stages, n_embd: 77, n_deepstack: 0 }
 }
 
 /// Windows, rotations, norms of heads and fewer heads of keys, with quantised weights (Qwen2.5-VL, Pixtral).
@@ -179,7 +182,7 @@ fn with_windows() -> Encoder<FileWeights> {
     stages.push(Stage::Attention(Box::new(r.attention(TensorType::F16, [96, 3, 3, 130], None, None))));
     stages.push(Stage::RowBreaks { row: r.numbers(96, 1.0), after_last: false });
     let patch = PatchSpec { side: 4, order: PatchOrder::PixelFirst };
-    Encoder { patch, stages, n_embd: 96, n_deepstack: 0 }
+    Encoder { colours: COLOURS, patch, stages, n_embd: 96, n_deepstack: 0 }
 }
 
 /// Convolutions, attention to a coarser grid, and learned queries (MobileNet V5, MiniCPM-V).
@@ -213,7 +216,7 @@ fn with_convolutions() -> Encoder<FileWeights> {
         out: r.linear(ty, 64, 40),
     })));
     let patch = PatchSpec { side: 1, order: PatchOrder::ColourFirst };
-    Encoder { patch, stages, n_embd: 40, n_deepstack: 0 }
+    Encoder { colours: COLOURS, patch, stages, n_embd: 40, n_deepstack: 0 }
 }
 
 /// Squares below each other, windows that are filled up, scores by distance, and rows around those of patches (SAM).
@@ -243,7 +246,7 @@ fn with_distances() -> Encoder<FileWeights> {
         Stage::Linear(r.linear(ty, 32, 40)),
     ];
     let patch = PatchSpec { side: 2, order: PatchOrder::ColourFirst };
-    Encoder { patch, stages, n_embd: 40, n_deepstack: 0 }
+    Encoder { colours: COLOURS, patch, stages, n_embd: 40, n_deepstack: 0 }
 }
 
 /// The normalised mean square error of all rows.
@@ -251,8 +254,12 @@ fn error(got: &[EncodedPicture], expected: &[EncodedPicture]) -> f64 {
     let (mut errors, mut squares) = (0.0, 0.0);
     assert_eq!(got.len(), expected.len());
     for (got, expected) in got.iter().zip(expected) {
-        assert_eq!((got.nx, got.ny, got.rows.len()), (expected.nx, expected.ny, expected.rows.len()));
-        for (got, expected) in got.rows.iter().zip(&expected.rows) {
+        assert_eq!(
+            (got.nx, got.ny, got.rows.len(), got.deepstack.len()),
+            (expected.nx, expected.ny, expected.rows.len(), expected.deepstack.len())
+        );
+        let all = |picture: &EncodedPicture| [&picture.rows[..], &picture.deepstack.concat()].concat();
+        for (got, expected) in all(got).iter().zip(&all(expected)) {
             errors += (f64::from(*got) - f64::from(*expected)).powi(2);
             squares += f64::from(*expected).powi(2);
         }
@@ -283,7 +290,7 @@ fn cuda_encoders_refuse_heads_without_kernels() {
         let attention = Stage::Attention(Box::new(r.attention(TensorType::F32, [32, 1, 1, head_dim], None, None)));
         let stages = vec![Stage::Linear(r.linear(TensorType::F32, 3, 32)), Stage::Sum([vec![attention], Vec::new()])];
         let patch = PatchSpec { side: 1, order: PatchOrder::PixelFirst };
-        let encoder = Encoder { patch, stages, n_embd: 32, n_deepstack: 0 };
+        let encoder = Encoder { colours: COLOURS, patch, stages, n_embd: 32, n_deepstack: 0 };
         let why = CudaEncoder::new(Arc::clone(&gpu), encoder, false).map(|_| ()).unwrap_err();
         assert!(matches!(why, CudaError::UnsupportedPart { .. }), "{why}");
     }
@@ -302,9 +309,15 @@ fn cuda_encoders_agree_with_those_of_the_cpu() {
     for (name, encoder, sizes) in cases {
         let side = encoder().patch.side;
         let sizes = sizes.map(|size| size.map(|n| n * side));
-        let values = sizes.map(|[width, height]| Random(width as u64).numbers(3 * width * height, 1.0));
+        let bytes = sizes.map(|[width, height]| {
+            Random(width as u64)
+                .numbers(3 * width * height, 1.0)
+                .into_iter()
+                .map(|v| (128.0 + 60.0 * v) as u8)
+                .collect::<Vec<_>>()
+        });
         let pictures: Vec<_> =
-            sizes.iter().zip(&values).map(|(&[width, height], values)| Pixels { values, width, height }).collect();
+            sizes.iter().zip(&bytes).map(|(&[width, height], rgb)| Pixels { rgb, width, height }).collect();
         let expected = CpuEncoder::new(&cpu, encoder(), true).unwrap().encode(&pictures).unwrap();
         for (exact, limit) in [(true, EXACT), (false, ROUNDED)] {
             let mut on_gpu = CudaEncoder::new(Arc::clone(&gpu), encoder(), exact).unwrap();

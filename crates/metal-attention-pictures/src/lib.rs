@@ -13,7 +13,7 @@ mod tiling;
 
 pub use error::{ErrorKind, PictureError, Result};
 pub use limits::Limits;
-pub use picture::{Picture, normalised};
+pub use picture::Picture;
 pub use preprocessing::{Division, Entry, Layout, PixelRange, Place, Preprocessing};
 pub use resize::{Filter, MAX_SIDE, MAX_TARGET_PIXELS};
 pub use tiling::{Candidates, LFM2_TILE};

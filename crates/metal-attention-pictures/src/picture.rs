@@ -87,13 +87,3 @@ impl fmt::Debug for Picture {
         write!(f, "Picture({} x {})", self.width, self.height)
     }
 }
-
-/// The input of a vision tower, (v / 255 - mean) / std for each byte v, in shape [height, width, 3].
-///
-/// `mean` and `std` are those of the channels: `clip.vision.image_mean` and `clip.vision.image_std`.
-pub fn normalised(picture: &Picture, mean: [f32; 3], std: [f32; 3]) -> Vec<f32> {
-    let tables: [[f32; 256]; 3] =
-        std::array::from_fn(|c| std::array::from_fn(|v| (v as f32 / 255.0 - mean[c]) / std[c]));
-    let (pixels, _) = picture.rgb.as_chunks::<3>();
-    pixels.iter().flat_map(|pixel| [0, 1, 2].map(|c| tables[c][pixel[c] as usize])).collect()
-}

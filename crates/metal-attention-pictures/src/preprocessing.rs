@@ -127,7 +127,7 @@ pub enum Layout {
     },
 }
 
-/// How a picture becomes what a vision tower reads, but for [`normalised()`](crate::normalised). It does what llama.cpp
+/// How a picture becomes the pictures that a vision tower reads. It does what llama.cpp
 /// does (`tools/mtmd`), byte for byte.
 ///
 /// The loader of a family fills it in from the metadata of the model's file.

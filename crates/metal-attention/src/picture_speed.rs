@@ -4,30 +4,27 @@ use std::time::{Duration, Instant};
 
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::DeviceInfo;
-use metal_attention_model::vision::{EncoderWork, Pixels, VisionModel};
-use metal_attention_pictures::{Picture, Preprocessing, normalised};
+use metal_attention_model::vision::{EncoderWork, VisionModel};
+use metal_attention_pictures::{Picture, Preprocessing};
 
-use crate::pictures::PictureEncoderPass;
+use crate::pictures::{PictureEncoderPass, pixels_of};
 use crate::{EngineOptions, Error};
 
 /// The picture encoder of an `mmproj` file on a device, without a text model.
 pub struct PictureEncoderBench {
     preprocessing: Preprocessing,
-    mean: [f32; 3],
-    std: [f32; 3],
     pass: Box<dyn PictureEncoderPass>,
 }
 
 /// A picture as an encoder reads it: the whole, or its tiles.
 pub struct PreparedPicture {
-    /// Normalised values of each part, and its size, `[width, height]`.
-    parts: Vec<(Vec<f32>, [usize; 2])>,
+    parts: Vec<Picture>,
 }
 
 impl PreparedPicture {
     /// The sizes of the parts, `[width, height]` in pixels.
     pub fn sizes(&self) -> Vec<[usize; 2]> {
-        self.parts.iter().map(|(_, size)| *size).collect()
+        self.parts.iter().map(|part| [part.width(), part.height()]).collect()
     }
 }
 
@@ -38,8 +35,8 @@ impl PictureEncoderBench {
     ///
     /// The file has no encoder of a known family; memory or threads that the system refuses; a cancelled watch.
     pub fn new(file: &GgufFile, options: &EngineOptions) -> Result<Self, Error> {
-        let VisionModel { preprocessing, mean, std, .. } = VisionModel::from_gguf(file)?;
-        Ok(Self { preprocessing, mean, std, pass: options.open_encoder(file)? })
+        let VisionModel { preprocessing, .. } = VisionModel::from_gguf(file)?;
+        Ok(Self { preprocessing, pass: options.open_encoder(file)? })
     }
 
     /// The device.
@@ -47,18 +44,14 @@ impl PictureEncoderBench {
         self.pass.device()
     }
 
-    /// Resizes a picture, divides it and normalises its colours.
+    /// Resizes and divides a picture.
     ///
     /// # Errors
     ///
     /// The sides of the picture have too extreme a ratio.
     pub fn prepare(&self, picture: &Picture) -> Result<PreparedPicture, Error> {
         let division = self.preprocessing.apply(picture)?;
-        let parts = division.entries.iter().map(|entry| {
-            let picture = &entry.picture;
-            (normalised(picture, self.mean, self.std), [picture.width(), picture.height()])
-        });
-        Ok(PreparedPicture { parts: parts.collect() })
+        Ok(PreparedPicture { parts: division.entries.into_iter().map(|entry| entry.picture).collect() })
     }
 
     /// The operations of encoding a picture.
@@ -72,11 +65,7 @@ impl PictureEncoderBench {
     ///
     /// Those of the device, and a cancelled watch.
     pub fn time(&mut self, picture: &PreparedPicture) -> Result<Duration, Error> {
-        let pixels: Vec<_> = picture
-            .parts
-            .iter()
-            .map(|(values, [width, height])| Pixels { values, width: *width, height: *height })
-            .collect();
+        let pixels: Vec<_> = picture.parts.iter().map(pixels_of).collect();
         let start = Instant::now();
         self.pass.encode(&pixels)?;
         Ok(start.elapsed())

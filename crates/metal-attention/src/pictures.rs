@@ -10,7 +10,7 @@ use metal_attention_model::vision::{
     EncodedPicture, EncoderWork, PictureAttention, PictureMarkers, Pixels, PromptPart, VisionModel,
 };
 use metal_attention_model::{DeviceInfo, Mask, ModelError, ModelSpec, Position};
-use metal_attention_pictures::{Division, Picture, Preprocessing, normalised};
+use metal_attention_pictures::{Division, Picture, Preprocessing};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 use sha2::{Digest, Sha256};
 
@@ -44,8 +44,6 @@ pub trait PictureEncoderPass: Send {
 /// The pictures of a text model: an `mmproj` file, set up on a device.
 pub struct PictureEncoder {
     divider: PictureDivider,
-    mean: [f32; 3],
-    std: [f32; 3],
     markers: PictureMarkers,
     /// Width of a row of embeddings.
     n_embd: usize,
@@ -168,7 +166,7 @@ impl PictureEncoder {
     /// The file has no encoder of a known family, or its rows do not fit the text model; memory or threads that the system
     /// refuses; a cancelled watch.
     pub fn new(file: &GgufFile, text: &ModelSpec, options: &EngineOptions, limits: TokenLimits) -> Result<Self, Error> {
-        let VisionModel { mut preprocessing, mean, std, encoder, markers, attention, has_grid_positions } =
+        let VisionModel { mut preprocessing, encoder, markers, attention, has_grid_positions } =
             VisionModel::from_gguf(file)?;
         preprocessing.limit_tokens(limits.min, limits.max)?;
         let (n_embd, n_deepstack) = (encoder.n_embd, encoder.n_deepstack);
@@ -187,8 +185,6 @@ impl PictureEncoder {
         let digest = Sha256::new_with_prefix(fingerprint(file)).chain_update(format!("{preprocessing:?}")).finalize();
         Ok(Self {
             divider: PictureDivider(Arc::new(preprocessing)),
-            mean,
-            std,
             markers,
             n_embd,
             n_deepstack,
@@ -295,11 +291,8 @@ impl PictureEncoder {
             };
             let n = rest.iter().take_while(fits).count().max(1);
             let (batch, after) = rest.split_at(n);
-            let values: Vec<Vec<f32>> = batch.iter().map(|picture| normalised(picture, self.mean, self.std)).collect();
-            let pixels = batch.iter().zip(&values);
-            let pixels =
-                pixels.map(|(picture, values)| Pixels { values, width: picture.width(), height: picture.height() });
-            encoded.extend(self.pass.encode(&pixels.collect::<Vec<_>>())?);
+            let pixels: Vec<_> = batch.iter().map(|&picture| pixels_of(picture)).collect();
+            encoded.extend(self.pass.encode(&pixels)?);
             done += work(&*self.pass, batch);
             advanced(done, total);
             rest = after;
@@ -310,24 +303,24 @@ impl PictureEncoder {
     /// What the text model reads of an encoded picture: each row's embedding, rows that are added after the first layers, positions
     /// by row and column in models whose rotation has sections, and in which layers the rows attend to each other.
     fn rows(&self, encoded: EncodedPicture, hash: ContentHash) -> PictureRows {
-        let EncodedPicture { rows, nx, ny } = encoded;
-        let width = self.row_width();
-        let columns = |i: usize| -> Vec<f32> {
-            let parts = rows.chunks_exact(width).map(|row| &row[i * self.n_embd..][..self.n_embd]);
-            parts.flatten().copied().collect()
-        };
-        let n_rows = rows.len() / width;
+        let EncodedPicture { rows, deepstack, nx, ny } = encoded;
+        let n_rows = rows.len() / self.n_embd;
         let columns_of_grid = nx.max(1) as u32;
         let position = |i: u32| Position([0, i / columns_of_grid, i % columns_of_grid]);
         let content = SpanContent {
             hash,
-            deepstack: (1..=self.n_deepstack).map(columns).collect(),
-            rows: if self.n_deepstack == 0 { rows } else { columns(0) },
+            rows,
+            deepstack,
             positions: if self.has_sections { (0..n_rows as u32).map(position).collect() } else { Vec::new() },
             bidirectional_in: self.bidirectional_in.clone(),
         };
         PictureRows { content: Arc::new(content), n_rows, nx, ny }
     }
+}
+
+/// A picture as an encoder reads it.
+pub(crate) fn pixels_of(picture: &Picture) -> Pixels<'_> {
+    Pixels { rgb: picture.rgb(), width: picture.width(), height: picture.height() }
 }
 
 /// The layers of a text model in which the rows of a picture attend to each other; empty: none.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use metal_attention_gguf::Tensor;
 use metal_attention_model::vision::{
     AttentionSegment, EncodedPicture, Encoder, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps, EncoderTypes,
-    EncoderWork, FileWeights, NO_ROW, Pixels, PrepareEncoder,
+    EncoderWork, FileWeights, KeptRows, NO_ROW, Pixels, PrepareEncoder, split_columns,
 };
 use metal_attention_model::{Activation, DeviceInfo, NormKind};
 
@@ -44,6 +44,7 @@ pub struct CpuEncoderMatrix(WeightMatrix);
 /// An encoder of pictures on the CPU.
 pub struct CpuEncoder {
     encoder: Encoder<CpuEncoderTypes>,
+    kept: KeptRows<Rows>,
     ops: CpuEncoderOps,
 }
 
@@ -74,6 +75,7 @@ impl CpuEncoder {
         let isa = cpu.isa.unwrap_or_else(Isa::best);
         Ok(Self {
             encoder,
+            kept: KeptRows::default(),
             ops: CpuEncoderOps { pool, buffers: Buffers::default(), isa, q8: Q8Activations::default() },
         })
     }
@@ -85,7 +87,7 @@ impl CpuEncoder {
     /// The watch was cancelled.
     pub fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, CpuError> {
         self.ops.pool.begin();
-        let encoded = self.encoder.run(&mut self.ops, pictures);
+        let encoded = self.encoder.run(&mut self.ops, &mut self.kept, pictures);
         self.ops.buffers.clear();
         encoded
     }
@@ -196,12 +198,13 @@ impl EncoderOps for CpuEncoderOps {
     type Rows = Rows;
     type Error = CpuError;
 
-    fn upload(&mut self, values: &[f32], width: usize) -> Result<Rows, CpuError> {
-        Ok(Rows::of(&self.buffers, values, width))
+    fn upload(&mut self, [_, width]: [usize; 2], values: impl FnOnce() -> Vec<f32>) -> Result<Rows, CpuError> {
+        Ok(Rows::of(&self.buffers, &values(), width))
     }
 
-    fn read(&mut self, rows: &Rows) -> Result<Vec<f32>, CpuError> {
-        if self.pool.is_cancelled() { Err(CpuError::Cancelled) } else { Ok(rows.values.clone()) }
+    fn read(&mut self, rows: &Rows, columns: usize) -> Result<Vec<Vec<f32>>, CpuError> {
+        let split = || split_columns(&rows.values, rows.width, columns);
+        if self.pool.is_cancelled() { Err(CpuError::Cancelled) } else { Ok(split()) }
     }
 
     fn width(&self, rows: &Rows) -> usize {

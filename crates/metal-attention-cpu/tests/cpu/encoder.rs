@@ -4,10 +4,10 @@ use metal_attention_cpu::{CpuEncoder, CpuOptions};
 use metal_attention_gguf::{GgufFile, Tensor};
 use metal_attention_model::NormKind;
 use metal_attention_model::vision::{
-    AttentionSegment, EncodedPicture, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps, FileWeights, NO_ROW,
-    Pixels, VisionModel,
+    AttentionSegment, EncodedPicture, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps, FileWeights, KeptRows,
+    NO_ROW, Pixels, VisionModel,
 };
-use metal_attention_pictures::{Limits, Picture, normalised};
+use metal_attention_pictures::{Limits, Picture};
 use metal_attention_testing::{mmproj, reference};
 
 /// Rows of F64.
@@ -61,12 +61,13 @@ impl EncoderOps for Plain {
     type Rows = Rows;
     type Error = String;
 
-    fn upload(&mut self, values: &[f32], width: usize) -> Result<Rows, String> {
-        Ok(Rows { values: values.iter().map(|v| f64::from(*v)).collect(), width })
+    fn upload(&mut self, [_, width]: [usize; 2], values: impl FnOnce() -> Vec<f32>) -> Result<Rows, String> {
+        Ok(Rows { values: values().iter().map(|v| f64::from(*v)).collect(), width })
     }
 
-    fn read(&mut self, rows: &Rows) -> Result<Vec<f32>, String> {
-        Ok(rows.values.iter().map(|v| *v as f32).collect())
+    fn read(&mut self, rows: &Rows, columns: usize) -> Result<Vec<Vec<f32>>, String> {
+        let part = |i: usize| rows.values.chunks(rows.width).flat_map(move |row| &row[i * columns..][..columns]);
+        Ok((0..rows.width / columns).map(|i| part(i).map(|v| *v as f32).collect()).collect())
     }
 
     fn width(&self, rows: &Rows) -> usize {
@@ -236,21 +237,38 @@ fn random(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
+fn random_bytes(seed: u64, n: usize) -> Vec<u8> {
+    random(seed, n).into_iter().map(|v| (127.5 * v + 127.5) as u8).collect()
+}
+
 fn nmse(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let error: f64 = got.iter().zip(want).map(|(a, b)| f64::from(a - b).powi(2)).sum();
     error / want.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>()
 }
 
+/// All values of a picture, row by row: the embedding, then what is added after the first layers.
+fn joined(picture: &EncodedPicture) -> Vec<f32> {
+    let n_rows = picture.nx * picture.ny;
+    let n_rows = if n_rows > 0 && picture.rows.len().is_multiple_of(n_rows) { n_rows } else { 1 };
+    let width = picture.rows.len() / n_rows;
+    let row = |i: usize| {
+        let parts = std::iter::once(&picture.rows).chain(&picture.deepstack);
+        parts.flat_map(move |part| &part[i * width..][..width])
+    };
+    (0..n_rows).flat_map(row).copied().collect()
+}
+
 fn encode(file: &[u8], sizes: &[[usize; 2]], n_threads: usize) -> (Vec<EncodedPicture>, Vec<EncodedPicture>) {
     let file = GgufFile::from_bytes(file).unwrap();
     let read = || VisionModel::from_gguf(&file).unwrap().encoder;
-    let values: Vec<_> = (1..).zip(sizes).map(|(seed, [width, height])| random(seed, 3 * width * height)).collect();
-    let pixels = values.iter().zip(sizes).map(|(values, &[width, height])| Pixels { values, width, height });
+    let bytes: Vec<_> =
+        (1..).zip(sizes).map(|(seed, [width, height])| random_bytes(seed, 3 * width * height)).collect();
+    let pixels = bytes.iter().zip(sizes).map(|(rgb, &[width, height])| Pixels { rgb, width, height });
     let pixels: Vec<_> = pixels.collect();
     let cpu = CpuOptions { n_threads, ..Default::default() };
     let mut encoder = CpuEncoder::new(&cpu, read(), true).unwrap();
-    (encoder.encode(&pixels).unwrap(), read().run(&mut Plain, &pixels).unwrap())
+    (encoder.encode(&pixels).unwrap(), read().run(&mut Plain, &mut KeptRows::default(), &pixels).unwrap())
 }
 
 #[test]
@@ -264,7 +282,7 @@ fn encoders_match_their_twin() {
         assert_eq!([got[0].nx, got[0].ny], first_grid);
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             assert_eq!((got.nx, got.ny), (want.nx, want.ny));
-            let error = nmse(&got.rows, &want.rows);
+            let error = nmse(&joined(got), &joined(want));
             assert!(error < 1e-11, "picture {i}: NMSE {error:e}");
         }
     }
@@ -274,12 +292,12 @@ fn encoders_match_their_twin() {
 fn pictures_that_are_encoded_together_have_the_rows_that_they_have_alone() {
     let sizes = [[16, 8], [8, 40], [24, 24]];
     let (together, _) = encode(&mmproj::qwen3vl(32), &sizes, 2);
-    let values = (1..).zip(sizes).map(|(seed, [width, height])| random(seed, 3 * width * height));
-    for ((values, [width, height]), together) in values.zip(sizes).zip(&together) {
+    let bytes = (1..).zip(sizes).map(|(seed, [width, height])| random_bytes(seed, 3 * width * height));
+    for ((rgb, [width, height]), together) in bytes.zip(sizes).zip(&together) {
         let file = GgufFile::from_bytes(&mmproj::qwen3vl(32)).unwrap();
         let cpu = CpuOptions { n_threads: 1, ..Default::default() };
         let mut encoder = CpuEncoder::new(&cpu, VisionModel::from_gguf(&file).unwrap().encoder, true).unwrap();
-        let alone = encoder.encode(&[Pixels { values: &values, width, height }]).unwrap();
+        let alone = encoder.encode(&[Pixels { rgb: &rgb, width, height }]).unwrap();
         assert_eq!(alone[0], *together, "{width} x {height}");
     }
 }
@@ -287,7 +305,7 @@ fn pictures_that_are_encoded_together_have_the_rows_that_they_have_alone() {
 #[test]
 fn every_operation_matches_its_twin() {
     // Operations that the encoders above lack, through the stages of their own.
-    use metal_attention_model::vision::{Encoder, MergeOrder, PatchOrder, PatchSpec, RowOrder, Stage};
+    use metal_attention_model::vision::{Colours, Encoder, MergeOrder, PatchOrder, PatchSpec, RowOrder, Stage};
     let stages = || {
         vec![
             Stage::Unfold { side: 3, stride: 2, centred: false },
@@ -309,21 +327,23 @@ fn every_operation_matches_its_twin() {
         ]
     };
     let encoder = || Encoder {
+        colours: Colours { mean: [0.5, 0.4, 0.3], std: [0.5, 0.6, 0.7] },
         patch: PatchSpec { side: 1, order: PatchOrder::PixelFirst },
         stages: stages(),
         n_embd: 216,
         n_deepstack: 0,
     };
     let sizes = [[8, 16], [16, 8], [24, 24]];
-    let values: Vec<_> = (1..).zip(sizes).map(|(seed, [width, height])| random(seed, 3 * width * height)).collect();
-    let pixels = values.iter().zip(sizes).map(|(values, [width, height])| Pixels { values, width, height });
+    let bytes: Vec<_> =
+        (1..).zip(sizes).map(|(seed, [width, height])| random_bytes(seed, 3 * width * height)).collect();
+    let pixels = bytes.iter().zip(sizes).map(|(rgb, [width, height])| Pixels { rgb, width, height });
     let pixels: Vec<_> = pixels.collect();
     let cpu = CpuOptions { n_threads: 2, ..Default::default() };
     let got = CpuEncoder::new(&cpu, encoder(), false).unwrap().encode(&pixels).unwrap();
-    let want = encoder().run(&mut Plain, &pixels).unwrap();
+    let want = encoder().run(&mut Plain, &mut KeptRows::default(), &pixels).unwrap();
     for (got, want) in got.iter().zip(&want) {
         assert_eq!(got.rows.len(), 216 * (got.nx * got.ny + got.ny - 1));
-        let error = nmse(&got.rows, &want.rows);
+        let error = nmse(&joined(got), &joined(want));
         assert!(error < 1e-12, "NMSE {error:e}");
     }
 }
@@ -364,16 +384,15 @@ fn encoders_match_llama_cpp() {
     for family in families {
         let file = GgufFile::from_bytes(&family.bytes).unwrap();
         let model = VisionModel::from_gguf(&file).unwrap();
-        let (preprocessing, mean, std) = (model.preprocessing, model.mean, model.std);
+        let preprocessing = model.preprocessing;
         let cpu = CpuOptions { n_threads: 2, ..Default::default() };
         let mut encoder = CpuEncoder::new(&cpu, model.encoder, true).unwrap();
         for (&[width, height, seed], parts) in family.pictures.iter().zip(&references.models[family.name]) {
             let name = format!("{} {width} x {height}", family.name);
             let picture = Picture::decode(&mmproj::bmp(width, height, seed), &Limits::default()).unwrap();
             let entries = preprocessing.apply(&picture).unwrap().entries;
-            let values: Vec<_> = entries.iter().map(|entry| normalised(&entry.picture, mean, std)).collect();
-            let pixels = values.iter().zip(&entries).map(|(values, entry)| Pixels {
-                values,
+            let pixels = entries.iter().map(|entry| Pixels {
+                rgb: entry.picture.rgb(),
                 width: entry.picture.width(),
                 height: entry.picture.height(),
             });
@@ -383,8 +402,9 @@ fn encoders_match_llama_cpp() {
             for (i, (got, part)) in got.iter().zip(parts).take(n_compared).enumerate() {
                 let want = part.values();
                 let width = want.len() / part.rows.div_ceil(part.step);
-                assert_eq!(got.rows.len(), part.rows * width, "{name}, part {i}: values");
-                let kept: Vec<f32> = got.rows.chunks_exact(width).step_by(part.step).flatten().copied().collect();
+                let rows = joined(got);
+                assert_eq!(rows.len(), part.rows * width, "{name}, part {i}: values");
+                let kept: Vec<f32> = rows.chunks_exact(width).step_by(part.step).flatten().copied().collect();
                 let error = nmse(&kept, &want);
                 println!("{name}, part {i}: NMSE {error:.1e}");
                 if error >= 1e-6 {

@@ -1,10 +1,10 @@
-//! Arguments of the kernels of encoders of pictures (`encoder.cu`).
+//! Arguments of the kernels of encoders of pictures (`encoder.cu`, `encoder_attention.cu`).
 
 use super::kernel_args;
 use crate::bounds::{Bounds, KernelArgs, Launch};
-use crate::slice::DevicePtr;
+use crate::slice::{DevicePtr, F16};
 
-/// What `encoder_elements` computes of each element: `Function` of `encoder.cu`.
+/// What `encoder_elements` computes of each element: `Function` of `elements.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum ElementsFunction {
@@ -34,12 +34,27 @@ kernel_args! {
         pub(crate) x: DevicePtr<f32>,
         pub(crate) y: DevicePtr<f32>,
         pub(crate) out: DevicePtr<f32>,
+        pub(crate) packed: DevicePtr<F16>,
         pub(crate) n_rows: u32,
         pub(crate) width: u32,
         pub(crate) y_stride: u32,
         pub(crate) function: u32,
         pub(crate) a: f32,
         pub(crate) b: f32,
+        pub(crate) n_token_tiles: u32,
+        pub(crate) unused: u32,
+    }
+
+    /// Arguments of the cutting of a picture.
+    pub(crate) struct PatchesArgs = "PatchesArgs" in "encoder.cu" {
+        pub(crate) rgb: DevicePtr<u8>,
+        pub(crate) out: DevicePtr<f32>,
+        pub(crate) width: u32,
+        pub(crate) height: u32,
+        pub(crate) side: u32,
+        pub(crate) pixel_first: u32,
+        pub(crate) mean: [f32; 3],
+        pub(crate) std: [f32; 3],
     }
 
     /// Arguments of sums of rows.
@@ -77,15 +92,15 @@ kernel_args! {
     }
 
     /// Queries that attend to the same keys.
-    pub(crate) struct EncoderTileArgs = "EncoderTile" in "encoder.cu" {
+    pub(crate) struct EncoderTileArgs = "EncoderTile" in "encoder_units.cuh" {
         pub(crate) query: u32,
         pub(crate) n: u32,
         pub(crate) key: u32,
         pub(crate) n_keys: u32,
     }
 
-    /// Arguments of attention.
-    pub(crate) struct EncoderAttentionArgs = "EncoderAttentionArgs" in "encoder.cu" {
+    /// Arguments of attention in F32.
+    pub(crate) struct EncoderAttentionArgs = "EncoderAttentionArgs" in "encoder_attention.cu" {
         pub(crate) q: DevicePtr<f32>,
         pub(crate) k: DevicePtr<f32>,
         pub(crate) v: DevicePtr<f32>,
@@ -98,6 +113,36 @@ kernel_args! {
         pub(crate) head_dim: u32,
         pub(crate) scale: f32,
     }
+
+    /// Arguments of the conversion of keys and values to F16.
+    pub(crate) struct EncoderHeadsArgs = "EncoderHeadsArgs" in "encoder_units.cuh" {
+        pub(crate) k: DevicePtr<f32>,
+        pub(crate) v: DevicePtr<f32>,
+        pub(crate) k_heads: DevicePtr<F16>,
+        pub(crate) v_heads: DevicePtr<F16>,
+        pub(crate) n_keys: u32,
+        pub(crate) width: u32,
+        pub(crate) head_dim: u32,
+        pub(crate) padded: u32,
+    }
+
+    /// Arguments of attention on the tensor cores.
+    pub(crate) struct EncoderUnitsArgs = "EncoderUnitsArgs" in "encoder_units.cuh" {
+        pub(crate) q: DevicePtr<f32>,
+        pub(crate) k_heads: DevicePtr<F16>,
+        pub(crate) v_heads: DevicePtr<F16>,
+        pub(crate) out: DevicePtr<f32>,
+        pub(crate) packed: DevicePtr<F16>,
+        pub(crate) tiles: DevicePtr<EncoderTileArgs>,
+        pub(crate) n_queries: u32,
+        pub(crate) n_keys: u32,
+        pub(crate) width: u32,
+        pub(crate) kv_width: u32,
+        pub(crate) head_dim: u32,
+        pub(crate) n_token_tiles: u32,
+        pub(crate) scale: f32,
+        pub(crate) unused: u32,
+    }
 }
 
 impl KernelArgs for ElementsArgs {
@@ -106,6 +151,15 @@ impl KernelArgs for ElementsArgs {
         bounds.array("x", self.x, n_rows * width);
         bounds.rows("y", self.y, n_rows, self.y_stride, width);
         bounds.array("out", self.out, n_rows * width);
+        bounds.packed("packed", self.packed, self.n_token_tiles, width);
+    }
+}
+
+impl KernelArgs for PatchesArgs {
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
+        let (width, height, side) = (self.width as usize, self.height as usize, self.side.max(1) as usize);
+        bounds.array("rgb", self.rgb, 3 * width * height);
+        bounds.array("out", self.out, 3 * side * side * (width / side) * (height / side));
     }
 }
 
@@ -143,6 +197,31 @@ impl KernelArgs for EncoderAttentionArgs {
         bounds.array("k", self.k, keys);
         bounds.array("v", self.v, keys);
         bounds.array("out", self.out, queries);
+        bounds.array("tiles", self.tiles, launch.grid.blocks[0]);
+    }
+}
+
+impl KernelArgs for EncoderHeadsArgs {
+    fn bounds(&self, _: &Launch, bounds: &mut Bounds) {
+        let (n_keys, width) = (self.n_keys as usize, self.width as usize);
+        let heads = n_keys * (width / self.head_dim.max(1) as usize) * self.padded as usize;
+        bounds.array("k", self.k, n_keys * width);
+        bounds.array("v", self.v, n_keys * width);
+        bounds.array("k_heads", self.k_heads, heads);
+        bounds.array("v_heads", self.v_heads, heads);
+    }
+}
+
+impl KernelArgs for EncoderUnitsArgs {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        let queries = self.n_queries as usize * self.width as usize;
+        // The zeros behind heads are only more.
+        let keys = self.n_keys as usize * self.kv_width as usize;
+        bounds.array("q", self.q, queries);
+        bounds.array("k_heads", self.k_heads, keys);
+        bounds.array("v_heads", self.v_heads, keys);
+        bounds.array("out", self.out, queries);
+        bounds.packed("packed", self.packed, self.n_token_tiles, self.width as usize);
         bounds.array("tiles", self.tiles, launch.grid.blocks[0]);
     }
 }

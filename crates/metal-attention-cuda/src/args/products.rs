@@ -17,6 +17,9 @@ pub(crate) enum Epilogue {
     Gated = 2,
 }
 
+/// What `matmul_wide` does with sums beside [`Epilogue`]: it stores `activation(sum + bias)` as packed input of the next product.
+pub(crate) const ACTIVATED: u32 = 3;
+
 /// Most matrices of one launch of a product.
 pub(crate) const MAX_MATRICES: usize = 3;
 
@@ -102,23 +105,28 @@ kernel_args! {
         pub(crate) tickets: DevicePtr<u32>,
     }
 
+    /// The rows that a matrix makes: `ResultRows` of `matmul_wide.cu`.
+    pub(crate) struct ResultRowsArgs = "ResultRows" in "matmul_wide.cu" {
+        pub(crate) y: DevicePtr<f32>,
+        pub(crate) bias: DevicePtr<f32>,
+        pub(crate) n_out: u32,
+        pub(crate) unused: u32,
+    }
+
     /// Arguments of the GEMM with warpgroup instructions (`matmul_wide.cu`).
     pub(crate) struct MatmulWideArgs = "MatmulWideArgs" in "matmul_wide.cu" {
         pub(crate) matrices: [MatrixArgs; MAX_MATRICES],
+        pub(crate) results: [ResultRowsArgs; MAX_MATRICES],
         pub(crate) n_matrices: u32,
         pub(crate) blocks: [u32; MAX_MATRICES],
         pub(crate) x: DevicePtr<F16>,
         pub(crate) n_tokens: u32,
         pub(crate) n_token_tiles: u32,
-        pub(crate) n_out: u32,
         pub(crate) output: u32,
         pub(crate) activation: u32,
         pub(crate) scale: f32,
-        pub(crate) bias: DevicePtr<f32>,
-        pub(crate) y: DevicePtr<f32>,
-        pub(crate) packed: DevicePtr<F16>,
         pub(crate) n_splits: u32,
-        pub(crate) unused: u32,
+        pub(crate) packed: DevicePtr<F16>,
         pub(crate) sums: DevicePtr<[f32; 4]>,
         pub(crate) tickets: DevicePtr<u32>,
     }
@@ -177,12 +185,13 @@ impl Gemm<'_> {
             bounds.matrices("matrices", matrix, 1);
         }
         let (columns, gated) = (columns(self.matrices), self.output == Epilogue::Gated as u32);
+        let is_packed = !self.packed.is_null() && (gated || self.output == ACTIVATED);
         let n_panels = self.matrices.iter().map(|matrix| matrix.n_panels).max().unwrap_or(0);
         bounds.packed("x", self.x, self.n_token_tiles, PANEL * n_panels as usize);
         if !gated {
             bounds.array("bias", self.bias, columns);
         }
-        if gated && !self.packed.is_null() {
+        if is_packed {
             bounds.packed("packed", self.packed, self.y_token_tiles, columns);
         } else {
             bounds.rows("y", self.y, self.n_tokens as usize, self.n_out, columns);
@@ -235,10 +244,16 @@ impl KernelArgs for MatmulFewArgs {
 
 impl KernelArgs for MatmulWideArgs {
     fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
-        let Self { x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, .. } = *self;
-        let matrices = &self.matrices[..(self.n_matrices as usize).min(MAX_MATRICES)];
+        let Self { x, n_tokens, n_token_tiles, output, packed, .. } = *self;
+        let n_matrices = (self.n_matrices as usize).min(MAX_MATRICES);
+        let (matrices, results) = (&self.matrices[..n_matrices], &self.results[..n_matrices]);
         let y_token_tiles = n_token_tiles;
-        Gemm { matrices, x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles }.bounds(bounds);
+        // Gate and up, or each matrix with its own result.
+        let together = if output == Epilogue::Gated as u32 { n_matrices.max(1) } else { 1 };
+        for (matrices, result) in matrices.chunks(together).zip(results) {
+            let ResultRowsArgs { y, bias, n_out, .. } = *result;
+            Gemm { matrices, x, n_tokens, n_token_tiles, n_out, output, bias, y, packed, y_token_tiles }.bounds(bounds);
+        }
         let [tokens, rows, n_splits] = launch.grid.blocks;
         if n_splits > 1 {
             // [tile of the result][split][N / 8][256]

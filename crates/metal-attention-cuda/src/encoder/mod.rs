@@ -6,6 +6,7 @@
 
 mod attention;
 mod ops;
+mod products;
 mod rows;
 mod support;
 
@@ -15,14 +16,15 @@ use std::time::Duration;
 use metal_attention_gguf::Tensor;
 use metal_attention_model::DeviceInfo;
 use metal_attention_model::vision::{
-    EncodedPicture, Encoder, EncoderTypes, EncoderWork, FileWeights, Pixels, PrepareEncoder,
+    EncodedPicture, Encoder, EncoderTypes, EncoderWork, FileWeights, KeptRows, Pixels, PrepareEncoder,
 };
 
 #[cfg(test)]
-pub(crate) use self::attention::{AttentionPlan, tiles};
+pub(crate) use self::attention::{AttentionPlan, IN_F32, f32_grid};
 use self::ops::CudaEncoderOps;
 #[cfg(test)]
 pub(crate) use self::ops::row_grid;
+use self::rows::CudaRows;
 use crate::device::CudaBuffer;
 use crate::kernels::Kernels;
 use crate::matrix::CudaMatrix;
@@ -31,6 +33,7 @@ use crate::{CudaDevice, CudaError};
 /// An encoder of pictures on a GPU: its weights, and what its operations need.
 pub struct CudaEncoder {
     encoder: Encoder<CudaEncoderTypes>,
+    kept: KeptRows<CudaRows>,
     ops: CudaEncoderOps,
 }
 
@@ -64,7 +67,7 @@ impl CudaEncoder {
         let mut prepare = Prepare { gpu: &gpu, kernels: Kernels::default() };
         let encoder = encoder.prepare(&mut prepare)?;
         let kernels = prepare.kernels;
-        Ok(Self { encoder, ops: CudaEncoderOps::new(gpu, kernels, exact)? })
+        Ok(Self { encoder, kept: KeptRows::default(), ops: CudaEncoderOps::new(gpu, kernels, exact)? })
     }
 
     /// Encodes pictures, all together. Returns the rows of each, `[n_rows, (1 + n_deepstack) * n_embd]`.
@@ -76,7 +79,7 @@ impl CudaEncoder {
         if pictures.is_empty() {
             return Ok(Vec::new());
         }
-        let encoded = self.encoder.run(&mut self.ops, pictures);
+        let encoded = self.encoder.run(&mut self.ops, &mut self.kept, pictures);
         self.ops.end_call();
         encoded
     }

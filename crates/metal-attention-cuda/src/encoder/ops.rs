@@ -1,21 +1,25 @@
 //! [`CudaEncoderOps`]: the operations of encoders as launches.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use metal_attention_model::DeviceInfo;
-use metal_attention_model::vision::{AttentionSegment, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps};
+use metal_attention_model::vision::{
+    AttentionSegment, Colours, EncoderActivation, EncoderFeedForward, EncoderLinear, EncoderNorm, EncoderOps,
+    PatchOrder, PatchSpec, Pixels, hidden,
+};
 
-use super::attention::{self, AttentionPlan};
+use super::attention::AttentionPlan;
 use super::rows::{CudaRows, RowMemory};
 use super::{CudaEncoderTypes, EncoderVector};
-use crate::activations::packed;
-use crate::args::{ElementsArgs, ElementsFunction, InterleaveArgs, NormArgs, RotateArgs, SumRowsArgs};
+use crate::args::{
+    ElementsArgs, ElementsFunction, Epilogue, InterleaveArgs, NormArgs, PatchesArgs, RotateArgs, SumRowsArgs,
+};
 use crate::bounds::KernelArgs;
 use crate::device::{CudaBuffer, Readback};
 use crate::kernels::{self, EntryPoint, Kernels};
 use crate::launch::LaunchGrid;
 use crate::runner::launcher::Launcher;
-use crate::runner::linear::{GEMV_TOKENS, LinearInput, LinearOp, norm_args};
+use crate::runner::linear::{LinearInput, norm_args};
 use crate::runner::{max_few_tokens, split_bytes};
 use crate::slice::{DevicePtr, DeviceSlice};
 use crate::weights::norm_kind;
@@ -30,15 +34,15 @@ const MOST_SPLIT_ROWS: usize = 256;
 
 /// The device, the loaded kernels, and the memory of rows.
 pub(super) struct CudaEncoderOps {
-    gpu: Arc<CudaDevice>,
+    pub(super) gpu: Arc<CudaDevice>,
     kernels: Kernels,
-    memory: RowMemory,
+    pub(super) memory: RowMemory,
     /// Pinned memory for the rows that come out; `None` before the first.
     readback: Option<Readback>,
     /// Space for the partial sums of split-K products, and their counters.
     split: [CudaBuffer; 2],
     /// Whether products and attention read F32 inputs.
-    exact: bool,
+    pub(super) exact: bool,
     n_launches: u64,
 }
 
@@ -61,7 +65,7 @@ impl CudaEncoderOps {
     }
 
     /// What launches need, for products of rows of `n_in` elements.
-    fn launcher(&mut self, n_in: usize) -> Launcher<'_> {
+    pub(super) fn launcher(&mut self, n_in: usize) -> Launcher<'_> {
         let [sums, tickets] = &self.split;
         Launcher {
             gpu: &self.gpu,
@@ -75,7 +79,7 @@ impl CudaEncoderOps {
     }
 
     /// Launches a kernel of rows: a thread for each of `columns` columns.
-    fn launch_rows<A: KernelArgs>(
+    pub(super) fn launch_rows<A: KernelArgs>(
         &mut self,
         entry: EntryPoint<A>,
         n_rows: usize,
@@ -103,12 +107,15 @@ impl CudaEncoderOps {
             x: x.slice().ptr(),
             y,
             out: out.ptr(),
+            packed: DevicePtr::NULL,
             n_rows: x.n_rows as u32,
             width: x.width as u32,
             y_stride: y_stride as u32,
             function: function as u32,
             a,
             b,
+            n_token_tiles: 0,
+            unused: 0,
         };
         self.launch_rows(kernels::ENCODER_ELEMENTS, x.n_rows, x.width, &args)
     }
@@ -156,32 +163,25 @@ impl CudaEncoderOps {
         };
         self.launch_rows(kernels::ENCODER_SUM_ROWS, n_rows, x.width, &args)
     }
+}
 
-    /// Launches `y = W x + b`.
-    fn product(&mut self, x: &CudaRows, linear: &EncoderLinear<CudaEncoderTypes>) -> Result<CudaRows, CudaError> {
-        let (n_rows, n_in) = (x.n_rows, x.width);
-        if n_in != linear.matrix.n_in || linear.n_out != linear.matrix.n_rows {
-            return Err(CudaError::UnsupportedPart { part: "a picture encoder whose widths differ" });
+/// Calls `work` for each part with its index, in a thread each; this one does the work of those that the system refuses.
+fn for_each_part(parts: &mut [Vec<f32>], work: impl Fn(usize, &mut Vec<f32>) + Sync) {
+    let n_others = parts.len().saturating_sub(1);
+    let rest = Mutex::new(parts.iter_mut().enumerate());
+    let run = || {
+        loop {
+            let next = rest.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((i, part)) = next else { return };
+            work(i, part);
         }
-        let y = self.memory.rows(n_rows, linear.n_out)?;
-        if n_rows == 0 {
-            return Ok(y);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..n_others {
+            let _ = std::thread::Builder::new().spawn_scoped(scope, run);
         }
-        let bias = linear.bias.as_ref().map_or(DevicePtr::NULL, |bias| bias.buffer.ptr());
-        let op = LinearOp { y: y.slice(), bias, ..LinearOp::stored("picture", &linear.matrix) };
-        if self.exact || n_rows <= GEMV_TOKENS {
-            self.launcher(n_in).product(&op, LinearInput::rows(x.slice()), n_in, n_rows)?;
-        } else {
-            let rows = x.packed(|| {
-                let rows = self.memory.buffer::<u8>(packed(n_in, n_rows))?;
-                let args = NormArgs { packed: rows.ptr(), ..norm_args(None, x.slice(), n_in) };
-                self.launcher(n_in).norm(args, n_rows)?;
-                Ok(rows)
-            })?;
-            self.launcher(n_in).product(&op, LinearInput::Packed(rows.slice()), n_in, n_rows)?;
-        }
-        Ok(y)
-    }
+        run();
+    });
 }
 
 /// The factors of sums of rows.
@@ -205,7 +205,7 @@ pub(crate) fn row_grid(n_sm: usize, n_rows: usize, columns: usize) -> LaunchGrid
 }
 
 /// The function of an activation.
-fn function_of(activation: EncoderActivation) -> ElementsFunction {
+pub(super) fn function_of(activation: EncoderActivation) -> ElementsFunction {
     match activation {
         EncoderActivation::Gelu => ElementsFunction::Gelu,
         EncoderActivation::GeluErf => ElementsFunction::GeluErf,
@@ -220,11 +220,36 @@ impl EncoderOps for CudaEncoderOps {
     type Rows = CudaRows;
     type Error = CudaError;
 
-    fn upload(&mut self, values: &[f32], width: usize) -> Result<CudaRows, CudaError> {
-        self.memory.uploaded_rows(values, width)
+    fn upload(&mut self, [_, width]: [usize; 2], values: impl FnOnce() -> Vec<f32>) -> Result<CudaRows, CudaError> {
+        self.memory.uploaded_rows(&values(), width)
     }
 
-    fn read(&mut self, rows: &CudaRows) -> Result<Vec<f32>, CudaError> {
+    fn patches(&mut self, patch: PatchSpec, colours: Colours, pictures: &[Pixels<'_>]) -> Result<CudaRows, CudaError> {
+        let PatchSpec { side, order } = patch;
+        let width = 3 * side * side;
+        let n_patches = |pixels: &Pixels<'_>| pixels.width / side * (pixels.height / side);
+        let rows = self.memory.rows(pictures.iter().map(n_patches).sum(), width)?;
+        let mut first = 0;
+        for pixels in pictures {
+            let rgb = self.memory.upload(pixels.rgb)?;
+            let args = PatchesArgs {
+                rgb: rgb.ptr(),
+                out: rows.slice().skip(first * width).ptr(),
+                width: pixels.width as u32,
+                height: pixels.height as u32,
+                side: side as u32,
+                pixel_first: u32::from(order == PatchOrder::PixelFirst),
+                mean: colours.mean,
+                std: colours.std,
+            };
+            self.launch_rows(kernels::ENCODER_PATCHES, n_patches(pixels), width, &args)?;
+            first += n_patches(pixels);
+        }
+        Ok(rows)
+    }
+
+    fn read(&mut self, rows: &CudaRows, columns: usize) -> Result<Vec<Vec<f32>>, CudaError> {
+        let columns = columns.max(1);
         let bytes = (rows.slice().len() * size_of::<f32>()) as u64;
         // Pinned memory takes long to allocate.
         let readback = match self.readback.take().filter(|readback| readback.bytes() >= bytes) {
@@ -232,7 +257,20 @@ impl EncoderOps for CudaEncoderOps {
             None => self.readback.insert(Readback::new(&self.gpu, bytes)?),
         };
         readback.copy(rows.buffer(), bytes)?;
-        Ok(bytemuck::pod_collect_to_vec(readback.read(bytes)?))
+        let (n_rows, width) = (rows.n_rows, rows.width);
+        let mut parts = vec![Vec::new(); width / columns];
+        // The system makes pages at the first write to them, which takes as long as some blocks; the GPU is computing meanwhile.
+        for_each_part(&mut parts, |_, part| {
+            part.reserve_exact(n_rows * columns);
+            part.resize(n_rows * columns, f32::NAN);
+        });
+        let values: &[f32] = bytemuck::cast_slice(readback.read(bytes)?);
+        for_each_part(&mut parts, |i, part| {
+            for (to, row) in part.chunks_exact_mut(columns).zip(values.chunks_exact(width)) {
+                to.copy_from_slice(&row[i * columns..][..columns]);
+            }
+        });
+        Ok(parts)
     }
 
     fn width(&self, rows: &CudaRows) -> usize {
@@ -251,13 +289,76 @@ impl EncoderOps for CudaEncoderOps {
 
     fn linear(&mut self, x: &CudaRows, linear: &EncoderLinear<CudaEncoderTypes>) -> Result<CudaRows, CudaError> {
         self.gpu.check_watch()?;
-        let Some(clamp) = linear.clamp else { return self.product(x, linear) };
+        let mut y = self.memory.rows(x.n_rows, linear.n_out)?;
+        let Some(clamp) = linear.clamp else {
+            let input = self.input(x)?;
+            self.product((input, x.width), linear, &mut y, Epilogue::Store)?;
+            return Ok(y);
+        };
         let within = self.memory.rows(x.n_rows, x.width)?;
         self.elements(ElementsFunction::Clamp, x, None, within.slice(), clamp.input)?;
-        let mut y = self.product(&within, linear)?;
+        let input = self.input(&within)?;
+        self.product((input, x.width), linear, &mut y, Epilogue::Store)?;
         let out = y.slice_mut();
         self.elements(ElementsFunction::Clamp, &y, None, out, clamp.output)?;
         Ok(y)
+    }
+
+    fn projections(
+        &mut self,
+        x: &CudaRows,
+        linears: [&EncoderLinear<CudaEncoderTypes>; 3],
+    ) -> Result<[CudaRows; 3], CudaError> {
+        self.gpu.check_watch()?;
+        if let Some(rows) = self.joined_products(x, linears)? {
+            return Ok(rows);
+        }
+        let [q, k, v] = linears;
+        Ok([self.linear(x, q)?, self.linear(x, k)?, self.linear(x, v)?])
+    }
+
+    fn add_linear(
+        &mut self,
+        y: &mut CudaRows,
+        x: &CudaRows,
+        linear: &EncoderLinear<CudaEncoderTypes>,
+    ) -> Result<(), CudaError> {
+        if linear.clamp.is_some() {
+            let product = self.linear(x, linear)?;
+            return self.add(y, &product);
+        }
+        self.gpu.check_watch()?;
+        let input = self.input(x)?;
+        self.product((input, x.width), linear, y, Epilogue::Add)
+    }
+
+    fn feed_forward(
+        &mut self,
+        x: &CudaRows,
+        feed_forward: &EncoderFeedForward<CudaEncoderTypes>,
+    ) -> Result<CudaRows, CudaError> {
+        let down = feed_forward.down();
+        let Some((rows, width)) = self.packed_hidden(x, feed_forward)? else {
+            let rows = hidden(self, x, feed_forward)?;
+            return self.linear(&rows, down);
+        };
+        let mut y = self.memory.rows(x.n_rows, down.n_out)?;
+        self.product((LinearInput::Packed(rows.slice()), width), down, &mut y, Epilogue::Store)?;
+        Ok(y)
+    }
+
+    fn add_feed_forward(
+        &mut self,
+        y: &mut CudaRows,
+        x: &CudaRows,
+        feed_forward: &EncoderFeedForward<CudaEncoderTypes>,
+    ) -> Result<(), CudaError> {
+        let down = feed_forward.down();
+        let Some((rows, width)) = self.packed_hidden(x, feed_forward)? else {
+            let rows = hidden(self, x, feed_forward)?;
+            return self.add_linear(y, &rows, down);
+        };
+        self.product((LinearInput::Packed(rows.slice()), width), down, y, Epilogue::Add)
     }
 
     fn norm(&mut self, x: &CudaRows, norm: &EncoderNorm<CudaEncoderTypes>) -> Result<CudaRows, CudaError> {
@@ -272,6 +373,12 @@ impl EncoderOps for CudaEncoderOps {
                 out: out.slice().ptr(),
                 ..norm_args(None, x.slice(), norm.width)
             };
+            // Products read the norms of whole rows.
+            if norm.width == x.width && self.packs(x.n_rows) {
+                let packed = self.packed_rows(x.n_rows, x.width)?;
+                self.launcher(norm.width).norm(NormArgs { packed: packed.ptr(), ..args }, n_groups)?;
+                return Ok(out.with_packed(packed));
+            }
             self.launcher(norm.width).norm(args, n_groups)?;
         }
         Ok(out)
@@ -389,16 +496,14 @@ impl EncoderOps for CudaEncoderOps {
         segments: &[AttentionSegment],
     ) -> Result<CudaRows, CudaError> {
         self.gpu.check_watch()?;
-        let plan = AttentionPlan::new(head_dim, self.exact)?;
-        let out = self.memory.rows(q.n_rows, q.width)?;
-        let tiles = attention::tiles(segments);
+        let plan = AttentionPlan::new(head_dim, self.exact, self.gpu.summary().has_wgmma(), segments)?;
+        let tiles = plan.tiles(segments);
         if tiles.is_empty() {
-            return Ok(out);
+            return self.memory.rows(q.n_rows, q.width);
         }
-        let grid = plan.grid(tiles.len(), q.width / head_dim);
-        let tiles = self.memory.upload(&tiles)?;
-        let args = attention::args([q, k, v], out.slice(), tiles.ptr(), head_dim, scale);
-        self.launcher(q.width).launch(plan.entry, "", grid, &args)?;
-        Ok(out)
+        match plan {
+            AttentionPlan::OnUnits(plan) => self.attention_on_units(plan, [q, k, v], (head_dim, scale), &tiles),
+            AttentionPlan::F32 { head_dim } => self.attention_in_f32([q, k, v], (head_dim, scale), &tiles),
+        }
     }
 }

@@ -31,6 +31,12 @@ impl CudaRows {
         self.slice()
     }
 
+    /// The rows with their packed F16, which a kernel has stored beside them.
+    pub(super) fn with_packed(mut self, packed: Arc<CudaBuffer>) -> Self {
+        self.packed = OnceCell::from(packed);
+        self
+    }
+
     /// The rows as packed F16, from `pack` where no product has read them yet.
     pub(super) fn packed(
         &self,

@@ -7,7 +7,7 @@ use crate::CudaError;
 
 /// An error if `stages` have attention without kernels: heads of an odd number of elements, or of more than 256.
 pub(super) fn check<T: EncoderTypes>(stages: &[Stage<T>]) -> Result<(), CudaError> {
-    let check_heads = |head_dim: usize| AttentionPlan::new(head_dim, true).map(|_| ());
+    let check_heads = |head_dim: usize| AttentionPlan::new(head_dim, true, false, &[]).map(|_| ());
     stages.iter().try_for_each(|stage| match stage {
         Stage::Block(block) => check_heads(block.attention.longest_head()),
         Stage::Attention(attention) => check_heads(attention.longest_head()),

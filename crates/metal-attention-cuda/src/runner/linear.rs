@@ -27,6 +27,9 @@ pub(crate) const GEMV_TOKENS: usize = 4;
 pub(crate) const WARPS: usize = 8;
 /// Warps over the whole device that keep enough loads in flight to use the full memory bandwidth.
 pub(crate) const WARPS_IN_FLIGHT: usize = 2112;
+/// Rows for each multiprocessor from which on a warp takes a row in norms, and the most elements of such a row.
+pub(crate) const MANY_ROWS: usize = 16;
+const MANY_ROWS_MAX_WIDTH: usize = 2048;
 /// Elements of a matrix from which on a GEMV launches two blocks for each multiprocessor even if only one fits at a time.
 const LARGE_MATRIX: usize = 8 << 20;
 /// Shared memory that the driver reserves in each block.
@@ -112,22 +115,6 @@ impl<'a> LinearOp<'a> {
         self.matrices.chunks(MAX_MATRICES)
     }
 
-    /// The number of blocks for `n_tiles` tiles of rows each, and for each matrix the block after its last one. A gated product
-    /// has blocks for the gate's rows only; each computes the same rows of up, too.
-    pub(crate) fn count_blocks(
-        &self,
-        matrices: &[(&CudaMatrix, usize)],
-        n_tiles: usize,
-    ) -> ([u32; MAX_MATRICES], usize) {
-        let mut ends = [0; MAX_MATRICES];
-        let mut n_blocks = 0;
-        for (end, (matrix, _)) in ends.iter_mut().zip(self.stacked_matrices(matrices)) {
-            n_blocks += matrix.n_tiles().div_ceil(n_tiles);
-            *end = n_blocks as u32;
-        }
-        (ends, n_blocks)
-    }
-
     /// The matrices whose rows get blocks of their own: all of them; of a gated product the gate only.
     pub(crate) fn stacked_matrices<'b, 'm>(
         &self,
@@ -145,6 +132,17 @@ impl<'a> LinearOp<'a> {
             }
         }
     }
+}
+
+/// The number of blocks for `n_tiles` tiles of rows each, and for each matrix the block after its last one.
+pub(crate) fn count_blocks(matrices: &[(&CudaMatrix, usize)], n_tiles: usize) -> ([u32; MAX_MATRICES], usize) {
+    let mut ends = [0; MAX_MATRICES];
+    let mut n_blocks = 0;
+    for (end, (matrix, _)) in ends.iter_mut().zip(matrices) {
+        n_blocks += matrix.n_tiles().div_ceil(n_tiles);
+        *end = n_blocks as u32;
+    }
+    (ends, n_blocks)
 }
 
 /// Arguments for up to [`MAX_MATRICES`] matrices.
@@ -288,8 +286,13 @@ impl Launcher<'_> {
     /// Launches the norm kernel for `n_rows` rows.
     pub(crate) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
         let n_token_tiles = packed_layout(self.gpu.summary(), self.max_few_tokens, n_rows);
-        let grid = LaunchGrid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
-        self.launch(kernels::NORM_ROWS, "", grid, &NormArgs { n_token_tiles, ..args })
+        let addresses = args.x.address() | args.out.address();
+        let is_aligned = args.n_in.is_multiple_of(4) && addresses.is_multiple_of(16);
+        let is_many = n_rows >= MANY_ROWS * self.gpu.summary().n_sm && args.n_in as usize <= MANY_ROWS_MAX_WIDTH;
+        let (kernel, threads) =
+            if is_aligned && is_many { (kernels::NORM_MANY_ROWS, 32) } else { (kernels::NORM_ROWS, 256) };
+        let grid = LaunchGrid { blocks: [n_rows, 1, 1], threads, shared: 0 };
+        self.launch(kernel, "", grid, &NormArgs { n_token_tiles, ..args })
     }
 
     /// Launches `p` for all tokens. `n_in`: elements of an input row.

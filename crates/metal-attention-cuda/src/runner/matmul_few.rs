@@ -6,7 +6,7 @@
 //! whose partial sums the last of them adds up.
 
 use super::launcher::Launcher;
-use super::linear::{BLOCKS_PER_SM, LinearOp, WARPS, matrix_args, previous_power_of_two};
+use super::linear::{BLOCKS_PER_SM, LinearOp, WARPS, count_blocks, matrix_args, previous_power_of_two};
 use crate::CudaError;
 use crate::args::{Epilogue, MatmulFewArgs};
 use crate::device::CudaSummary;
@@ -94,7 +94,7 @@ impl Launcher<'_> {
         let n_sm = self.gpu.summary().n_sm;
         let FewTokensPlan { warps_per_tile, n_splits } =
             FewTokensPlan::new(&rows, gated, matrices_args[0].n_panels as usize, n_groups, n_sm);
-        let (blocks, n_blocks) = p.count_blocks(matrices, tiles_per_block(warps_per_tile, gated));
+        let (blocks, n_blocks) = count_blocks(p.stacked_matrices(matrices), tiles_per_block(warps_per_tile, gated));
         let args = MatmulFewArgs {
             matrices: matrices_args,
             n_matrices: matrices.len() as u32,

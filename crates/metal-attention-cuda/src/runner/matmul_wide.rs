@@ -6,14 +6,14 @@
 //! the panels of the same rows (split-K), and the last of them adds up their partial sums.
 
 use super::launcher::Launcher;
-use super::linear::{LinearOp, matrix_args};
+use super::linear::{LinearOp, count_blocks, matrix_args};
 use crate::CudaError;
-use crate::args::{Epilogue, MatmulWideArgs};
+use crate::args::{ACTIVATED, ElementsFunction, Epilogue, MAX_MATRICES, MatmulWideArgs, ResultRowsArgs};
 use crate::device::CudaSummary;
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
-use crate::slice::{DeviceSlice, F16};
+use crate::slice::{DevicePtr, DeviceSlice, F16};
 
 /// Row tiles of a block; of a gated product half as many of the gate and of up.
 const TILES: usize = 8;
@@ -81,6 +81,35 @@ pub(crate) fn packed_layout(gpu: &CudaSummary, max_few_tokens: usize, n_tokens: 
     n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
 }
 
+/// What becomes of the sums of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WideOutput {
+    /// Rows of each matrix, or one result of all.
+    Epilogue {
+        epilogue: Epilogue,
+        /// The activation of a gated product, by its number in the kernels.
+        activation: u32,
+    },
+    /// `function(sum + bias)` as packed input of the next product; of one matrix.
+    Activated(ElementsFunction),
+}
+
+/// A product of packed rows with up to [`MAX_MATRICES`] matrices.
+pub(crate) struct WideProduct<'a> {
+    /// A label for profiles.
+    pub(crate) label: &'static str,
+    /// The matrices, each with the row of its result at which its rows begin.
+    pub(crate) matrices: &'a [(&'a CudaMatrix, usize)],
+    /// The result of each matrix.
+    pub(crate) results: &'a [ResultRowsArgs],
+    /// What becomes of the sums.
+    pub(crate) output: WideOutput,
+    /// Factor on what is added, for [`Epilogue::Add`].
+    pub(crate) scale: f32,
+    /// Packed F16 results; null: none.
+    pub(crate) packed: DevicePtr<F16>,
+}
+
 impl Launcher<'_> {
     /// Launches the product of the packed rows `x` with some of the matrices of `p`.
     pub(super) fn matmul_wide(
@@ -90,28 +119,55 @@ impl Launcher<'_> {
         x: DeviceSlice<F16>,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
-        let matrices_args = matrix_args(matrices);
-        let (blocks, row_blocks) =
-            p.count_blocks(matrices, if p.epilogue == Epilogue::Gated { TILES / 2 } else { TILES });
+        let result = ResultRowsArgs { y: p.y.ptr(), bias: p.bias, n_out: p.n_out as u32, unused: 0 };
+        let product = WideProduct {
+            label: p.label,
+            matrices,
+            results: &[result; MAX_MATRICES][..matrices.len()],
+            output: WideOutput::Epilogue { epilogue: p.epilogue, activation: p.activation },
+            scale: p.scale,
+            packed: p.packed,
+        };
+        self.wide_product(&product, x, n_tokens)
+    }
+
+    /// Whether products of `n_tokens` packed rows are those of this file.
+    pub(crate) fn is_wide(&self, n_tokens: usize) -> bool {
+        self.gpu.summary().has_wgmma() && n_tokens > self.max_few_tokens
+    }
+
+    /// Launches a product of the packed rows `x`; [`is_wide`](Self::is_wide) holds for them.
+    pub(crate) fn wide_product(
+        &mut self,
+        p: &WideProduct<'_>,
+        x: DeviceSlice<F16>,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let (output, activation) = match p.output {
+            WideOutput::Epilogue { epilogue, activation } => (epilogue as u32, activation),
+            WideOutput::Activated(function) => (ACTIVATED, function as u32),
+        };
+        let is_gated = output == Epilogue::Gated as u32;
+        let matrices = matrix_args(p.matrices);
+        let stacked = if is_gated { &p.matrices[..1] } else { p.matrices };
+        let (blocks, row_blocks) = count_blocks(stacked, if is_gated { TILES / 2 } else { TILES });
         let WidePlan { tokens, n_splits } =
-            wide_plan(row_blocks, matrices_args[0].n_panels as usize, n_tokens, self.gpu.summary().n_sm);
-        let n_token_tiles = n_tokens.div_ceil(8) as u32;
+            wide_plan(row_blocks, matrices[0].n_panels as usize, n_tokens, self.gpu.summary().n_sm);
+        let mut results = [ResultRowsArgs { ..bytemuck::Zeroable::zeroed() }; MAX_MATRICES];
+        results[..p.results.len()].copy_from_slice(p.results);
         let args = MatmulWideArgs {
-            matrices: matrices_args,
-            n_matrices: matrices.len() as u32,
+            matrices,
+            results,
+            n_matrices: p.matrices.len() as u32,
             blocks,
             x: x.ptr(),
             n_tokens: n_tokens as u32,
-            n_token_tiles,
-            n_out: p.n_out as u32,
-            output: p.epilogue as u32,
-            activation: p.activation,
+            n_token_tiles: n_tokens.div_ceil(8) as u32,
+            output,
+            activation,
             scale: p.scale,
-            bias: p.bias,
-            y: p.y.ptr(),
-            packed: p.packed,
             n_splits: n_splits as u32,
-            unused: 0,
+            packed: p.packed,
             sums: self.split_sums,
             tickets: self.split_tickets,
         };

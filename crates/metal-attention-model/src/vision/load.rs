@@ -5,8 +5,8 @@ use metal_attention_pictures::{Layout, PixelRange};
 
 use super::positions::{Interpolation, PositionTable};
 use super::stages::{
-    Block, Clamp, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear, EncoderNorm,
-    FileWeights, PatchOrder, PatchSpec, Stage,
+    Block, Clamp, Colours, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear,
+    EncoderNorm, FileWeights, PatchOrder, PatchSpec, Stage,
 };
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, NormKind};
@@ -302,7 +302,8 @@ impl<'a> EncoderReader<'a> {
 
     /// An encoder without deepstack rows.
     pub(crate) fn encoder(&self, patch: PatchSpec, stages: Vec<Stage<FileWeights>>) -> Encoder<FileWeights> {
-        Encoder { patch, stages, n_embd: self.n_embd, n_deepstack: 0 }
+        let colours = Colours { mean: self.mean, std: self.std };
+        Encoder { colours, patch, stages, n_embd: self.n_embd, n_deepstack: 0 }
     }
 
     /// The patches, and the stage that makes a row of each.

@@ -7,6 +7,7 @@
 //! on the host, from the [`Layout`] of the rows.
 
 mod geometry;
+mod kept;
 mod load;
 mod model;
 mod ops;
@@ -19,14 +20,15 @@ mod work;
 
 pub use crate::architectures::vision::projectors;
 pub use geometry::{Layout, MergeOrder, NO_ROW, Place, RowOrder};
+pub use kept::KeptRows;
 pub use model::{PictureAttention, PictureMarkers, PromptPart, TileMarkers, VisionModel};
-pub use ops::{AttentionSegment, EncoderOps, PrepareEncoder};
+pub use ops::{AttentionSegment, EncoderOps, PrepareEncoder, hidden, split_columns};
 pub use positions::{Angles, Axis, Interpolation, PositionTable};
 pub use run::{EncodedPicture, Pixels};
 pub use shapes::{PictureFamily, PictureShape};
 pub use stages::{
-    Block, Clamp, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear, EncoderNorm,
-    EncoderTypes, FileWeights, PatchOrder, PatchSpec, QueryAttention, RelativeScores, Resampler, Stage,
+    Block, Clamp, Colours, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward, EncoderLinear,
+    EncoderNorm, EncoderTypes, FileWeights, PatchOrder, PatchSpec, QueryAttention, RelativeScores, Resampler, Stage,
 };
 pub use work::EncoderWork;
 

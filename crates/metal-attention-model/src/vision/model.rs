@@ -2,17 +2,12 @@
 
 use metal_attention_pictures::{Filter, Layout, Place, Preprocessing};
 
-use super::load::EncoderReader;
 use super::stages::{Encoder, FileWeights, Stage};
 
 /// A picture encoder with its preprocessing, and how its rows stand in a prompt.
 pub struct VisionModel {
     /// How a picture becomes the pictures that the encoder reads.
     pub preprocessing: Preprocessing,
-    /// Mean of each colour, subtracted from values of 0 to 1.
-    pub mean: [f32; 3],
-    /// Standard deviation of each colour, by which the difference is divided.
-    pub std: [f32; 3],
     /// The encoder.
     pub encoder: Encoder<FileWeights>,
     /// The text around rows.
@@ -134,8 +129,8 @@ impl PictureMarkers {
 }
 
 impl VisionModel {
-    /// The model of file `r` with bicubic resizing, black beside fitted pictures, no markers, and causal attention.
-    pub(crate) fn new(r: &EncoderReader<'_>, encoder: Encoder<FileWeights>, layout: Layout) -> Self {
+    /// A model with bicubic resizing, black beside fitted pictures, no markers, and causal attention.
+    pub(crate) fn new(encoder: Encoder<FileWeights>, layout: Layout) -> Self {
         let has = |wanted: fn(&Stage<FileWeights>) -> bool| encoder.stages.iter().any(wanted);
         let has_others =
             has(|stage| matches!(stage, Stage::Others { .. })) && !has(|stage| matches!(stage, Stage::DropOthers));
@@ -143,8 +138,6 @@ impl VisionModel {
             !has_others && !has(|stage| matches!(stage, Stage::RowBreaks { .. } | Stage::Separator { .. }));
         Self {
             preprocessing: Preprocessing { layout, filter: Filter::Bicubic, fill: [0; 3] },
-            mean: r.mean,
-            std: r.std,
             encoder,
             markers: PictureMarkers { around: &[], tiles: TileMarkers::None },
             attention: PictureAttention::Causal,

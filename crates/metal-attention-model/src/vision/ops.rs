@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use metal_attention_gguf::Tensor;
 
-use super::stages::{EncoderActivation, EncoderLinear, EncoderNorm, EncoderTypes};
+use super::run::Pixels;
+use super::stages::{
+    Colours, EncoderActivation, EncoderFeedForward, EncoderLinear, EncoderNorm, EncoderTypes, PatchSpec,
+};
 
 /// Prepares the weights of an encoder for a backend.
 pub trait PrepareEncoder {
@@ -47,11 +50,23 @@ pub trait EncoderOps {
     /// Why an operation failed.
     type Error;
 
-    /// Copies rows of `width` values to the device.
-    fn upload(&mut self, values: &[f32], width: usize) -> Result<Self::Rows, Self::Error>;
+    /// Copies rows of this shape, `[n_rows, width]`, to the device, which `values` returns.
+    fn upload(&mut self, shape: [usize; 2], values: impl FnOnce() -> Vec<f32>) -> Result<Self::Rows, Self::Error>;
 
-    /// Copies rows from the device.
-    fn read(&mut self, rows: &Self::Rows) -> Result<Vec<f32>, Self::Error>;
+    /// The patches of pictures ([`PatchSpec::cut`]).
+    fn patches(
+        &mut self,
+        patch: PatchSpec,
+        colours: Colours,
+        pictures: &[Pixels<'_>],
+    ) -> Result<Self::Rows, Self::Error> {
+        let width = 3 * patch.side * patch.side;
+        let patches = patch.cut(colours, pictures);
+        self.upload([patches.len() / width, width], || patches)
+    }
+
+    /// Copies rows from the device, in parts of `columns` columns each, `[n_rows, columns]`.
+    fn read(&mut self, rows: &Self::Rows, columns: usize) -> Result<Vec<Vec<f32>>, Self::Error>;
 
     /// Values of a row.
     fn width(&self, rows: &Self::Rows) -> usize;
@@ -64,6 +79,47 @@ pub trait EncoderOps {
 
     /// `y = W clamp(x) + b`, clamped.
     fn linear(&mut self, x: &Self::Rows, linear: &EncoderLinear<Self::Types>) -> Result<Self::Rows, Self::Error>;
+
+    /// [`linear`](Self::linear) of the same rows three times: queries, keys and values.
+    fn projections(
+        &mut self,
+        x: &Self::Rows,
+        [q, k, v]: [&EncoderLinear<Self::Types>; 3],
+    ) -> Result<[Self::Rows; 3], Self::Error> {
+        Ok([self.linear(x, q)?, self.linear(x, k)?, self.linear(x, v)?])
+    }
+
+    /// `y += linear(x)`
+    fn add_linear(
+        &mut self,
+        y: &mut Self::Rows,
+        x: &Self::Rows,
+        linear: &EncoderLinear<Self::Types>,
+    ) -> Result<(), Self::Error> {
+        let x = self.linear(x, linear)?;
+        self.add(y, &x)
+    }
+
+    /// A feed-forward.
+    fn feed_forward(
+        &mut self,
+        x: &Self::Rows,
+        feed_forward: &EncoderFeedForward<Self::Types>,
+    ) -> Result<Self::Rows, Self::Error> {
+        let hidden = hidden(self, x, feed_forward)?;
+        self.linear(&hidden, feed_forward.down())
+    }
+
+    /// `y += feed_forward(x)`
+    fn add_feed_forward(
+        &mut self,
+        y: &mut Self::Rows,
+        x: &Self::Rows,
+        feed_forward: &EncoderFeedForward<Self::Types>,
+    ) -> Result<(), Self::Error> {
+        let hidden = hidden(self, x, feed_forward)?;
+        self.add_linear(y, &hidden, feed_forward.down())
+    }
 
     /// The norm of each `norm.width` elements.
     fn norm(&mut self, x: &Self::Rows, norm: &EncoderNorm<Self::Types>) -> Result<Self::Rows, Self::Error>;
@@ -137,6 +193,42 @@ pub trait EncoderOps {
         scale: f32,
         segments: &[AttentionSegment],
     ) -> Result<Self::Rows, Self::Error>;
+}
+
+/// Rows of `width` values in parts of `columns` columns each, `[n_rows, columns]`, without columns that make no whole part.
+pub fn split_columns(values: &[f32], width: usize, columns: usize) -> Vec<Vec<f32>> {
+    let (width, columns) = (width.max(1), columns.max(1));
+    let part = |i: usize| {
+        let mut part = Vec::with_capacity(values.len() / width * columns);
+        values.chunks_exact(width).for_each(|row| part.extend_from_slice(&row[i * columns..][..columns]));
+        part
+    };
+    (0..width / columns).map(part).collect()
+}
+
+/// The input of the last product of a feed-forward, of operations for its parts.
+///
+/// # Errors
+///
+/// Those of `ops`.
+pub fn hidden<O: EncoderOps + ?Sized>(
+    ops: &mut O,
+    x: &O::Rows,
+    feed_forward: &EncoderFeedForward<O::Types>,
+) -> Result<O::Rows, O::Error> {
+    match feed_forward {
+        EncoderFeedForward::Plain { up, activation, .. } => {
+            let mut up = ops.linear(x, up)?;
+            ops.activate(&mut up, *activation)?;
+            Ok(up)
+        }
+        EncoderFeedForward::Gated { gate, up, activation, .. } => {
+            let mut gate = ops.linear(x, gate)?;
+            let up = ops.linear(x, up)?;
+            ops.activate_gated(&mut gate, *activation, &up)?;
+            Ok(gate)
+        }
+    }
 }
 
 /// The vectors of a backend.

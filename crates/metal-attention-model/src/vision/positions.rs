@@ -235,6 +235,27 @@ fn frequency(base: f64, exponent: f64) -> f32 {
     base.powf(-exponent) as f32
 }
 
+/// Positions of patches as sines and cosines, `[n_rows, width]`: sines and cosines of the column, then of the row, each `width / 4`
+/// with frequencies `10000^(-j / (width / 4))` (MiniCPM-V's `get_2d_sincos_pos_embed`).
+pub(super) fn sinusoids(layout: &Layout, width: usize) -> Vec<f32> {
+    let n = width / 4;
+    let frequencies: Vec<f32> = (0..n).map(|j| 10_000_f64.powf(-(j as f64) / n as f64) as f32).collect();
+    let of = |place: &Place| {
+        let (y, x) = match *place {
+            Place::Patch { y, x } => (y as f32, x as f32),
+            Place::Class | Place::Break => (0.0, 0.0),
+        };
+        let mut row = Vec::with_capacity(width);
+        for position in [x, y] {
+            row.extend(frequencies.iter().map(|f| (position * f).sin()));
+            row.extend(frequencies.iter().map(|f| (position * f).cos()));
+        }
+        row.resize(width, 0.0);
+        row
+    };
+    layout.places.iter().flat_map(of).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

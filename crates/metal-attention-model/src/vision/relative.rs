@@ -108,18 +108,21 @@ fn attend_alike<O: EncoderOps>(
     let queries = ops.reshape(queries, n_head * longer);
 
     // A one, divided by the scale of all products, in the places of a key's row and column.
-    let mut ones = Vec::with_capacity(places().count() * added);
-    for place in places() {
-        let start = ones.len();
-        ones.resize(start + added, 0.0);
-        if let Place::Patch { y, x } = *place {
-            for at in [(y as usize).min(side - 1), side + (x as usize).min(side - 1)] {
-                ones[start + at] = 1.0 / attention.scale;
+    let ones = || {
+        let mut ones = Vec::with_capacity(places().count() * added);
+        for place in places() {
+            let start = ones.len();
+            ones.resize(start + added, 0.0);
+            if let Place::Patch { y, x } = *place {
+                for at in [(y as usize).min(side - 1), side + (x as usize).min(side - 1)] {
+                    ones[start + at] = 1.0 / attention.scale;
+                }
             }
         }
-    }
-    let n_rows = (ones.len() / added) as u32;
-    let ones = ops.upload(&ones, added)?;
+        ones
+    };
+    let n_rows = places().count() as u32;
+    let ones = ops.upload([n_rows as usize, added], ones)?;
     let of_heads: Vec<u32> = (0..n_rows * n_head as u32).map(|i| i / n_head as u32).collect();
     let of_keys = ops.gather(&ones, &of_heads)?;
     let keys = heads_of(ops, k)?;

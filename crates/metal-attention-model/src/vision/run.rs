@@ -1,18 +1,22 @@
 //! [`Encoder::run`]: the stages of an encoder over the pixels of pictures, written once for all backends.
 
+use std::sync::Arc;
+
 use super::geometry::{Layout, MergeOrder, NO_ROW, Place};
+use super::kept::{KeptOf, KeptRows};
 use super::ops::{AttentionSegment, EncoderOps};
-use super::positions::Angles;
+use super::positions::sinusoids;
 use super::relative::attend_by_distance;
 use super::stages::{
-    Block, Encoder, EncoderAttention, EncoderFeedForward, PatchOrder, PatchSpec, QueryAttention, Resampler, Stage,
+    Block, Colours, Encoder, EncoderAttention, EncoderNorm, EncoderTypes, PatchOrder, PatchSpec, QueryAttention,
+    Resampler, Stage,
 };
 
 /// The pixels of a picture whose sides are whole patches.
 #[derive(Debug, Clone, Copy)]
 pub struct Pixels<'a> {
-    /// Normalised values, `[height, width, 3]`.
-    pub values: &'a [f32],
+    /// Red, green and blue of each pixel, `[height, width, 3]`.
+    pub rgb: &'a [u8],
     /// Pixels of a row.
     pub width: usize,
     /// Rows of pixels.
@@ -22,8 +26,10 @@ pub struct Pixels<'a> {
 /// The rows of embeddings of a picture.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncodedPicture {
-    /// `[n_rows, (1 + n_deepstack) * n_embd]`: each row's embedding, then what is added to it after the first layers.
+    /// `[n_rows, n_embd]`: the embedding of each row.
     pub rows: Vec<f32>,
+    /// The same for what is added to the rows after each of the first layers.
+    pub deepstack: Vec<Vec<f32>>,
     /// Columns of the grid of rows.
     pub nx: usize,
     /// Rows of the grid.
@@ -38,18 +44,31 @@ pub(super) struct State<R> {
 }
 
 impl PatchSpec {
-    /// The patches of a picture, row by row, `[ny * nx, 3 * side * side]`. Pixels beyond whole patches are left out.
-    fn cut(self, pixels: Pixels<'_>) -> Vec<f32> {
+    /// The patches of pictures, row by row, `[n_patches, 3 * side * side]`. Pixels beyond whole patches are left out.
+    pub fn cut(self, colours: Colours, pictures: &[Pixels<'_>]) -> Vec<f32> {
         let Self { side, order } = self;
-        let (nx, ny) = (pixels.width / side, pixels.height / side);
-        let mut rows = Vec::with_capacity(3 * nx * ny * side * side);
-        for (y, x) in (0..nx * ny).map(|i| (i / nx * side, i % nx * side)) {
-            let row = |v: usize| &pixels.values[3 * ((y + v) * pixels.width + x)..][..3 * side];
+        let tables = colours.table();
+        let n_patches: usize = pictures.iter().map(|pixels| pixels.width / side * (pixels.height / side)).sum();
+        let mut rows = vec![0.0; n_patches * 3 * side * side];
+        let patches = pictures.iter().flat_map(|pixels| {
+            let nx = pixels.width / side;
+            (0..pixels.height / side * nx).map(move |i| (pixels, i / nx * side, i % nx * side))
+        });
+        for ((pixels, y, x), patch) in patches.zip(rows.chunks_exact_mut(3 * side * side)) {
+            let row = |v: usize| pixels.rgb[3 * ((y + v) * pixels.width + x)..][..3 * side].as_chunks::<3>().0;
             match order {
-                PatchOrder::PixelFirst => (0..side).for_each(|v| rows.extend_from_slice(row(v))),
+                PatchOrder::PixelFirst => {
+                    for (v, to) in patch.chunks_exact_mut(3 * side).enumerate() {
+                        for (to, rgb) in to.as_chunks_mut::<3>().0.iter_mut().zip(row(v)) {
+                            *to = [0, 1, 2].map(|c| tables[c][usize::from(rgb[c])]);
+                        }
+                    }
+                }
                 PatchOrder::ColourFirst => {
-                    for (colour, v) in (0..3 * side).map(|i| (i / side, i % side)) {
-                        rows.extend(row(v).iter().skip(colour).step_by(3));
+                    for (c, of_colour) in patch.chunks_exact_mut(side * side).enumerate() {
+                        for (v, to) in of_colour.chunks_exact_mut(side).enumerate() {
+                            to.iter_mut().zip(row(v)).for_each(|(to, rgb)| *to = tables[c][usize::from(rgb[c])]);
+                        }
                     }
                 }
             }
@@ -58,8 +77,8 @@ impl PatchSpec {
     }
 }
 
-impl<T: super::EncoderTypes> Encoder<T> {
-    /// Encodes pictures, all together. Each may have a size of its own, of at least one patch.
+impl<T: EncoderTypes> Encoder<T> {
+    /// Encodes pictures, all together. Each may have a size of its own, of at least one patch. `kept` is that of the last run.
     ///
     /// # Errors
     ///
@@ -67,23 +86,27 @@ impl<T: super::EncoderTypes> Encoder<T> {
     pub fn run<O: EncoderOps<Types = T>>(
         &self,
         ops: &mut O,
+        kept: &mut KeptRows<O::Rows>,
         pictures: &[Pixels<'_>],
     ) -> Result<Vec<EncodedPicture>, O::Error> {
         let side = self.patch.side;
-        let patches: Vec<f32> = pictures.iter().flat_map(|&pixels| self.patch.cut(pixels)).collect();
-        let layouts = pictures.iter().map(|pixels| Layout::grid(pixels.width / side, pixels.height / side)).collect();
-        let state = State { rows: ops.upload(&patches, 3 * side * side)?, layouts };
-        let state = run_stages(ops, &self.stages, state)?;
-        let width = (1 + self.n_deepstack) * self.n_embd;
-        let rows = ops.read(&state.rows)?;
-        if let [Layout { nx, ny, .. }] = state.layouts[..] {
-            return Ok(vec![EncodedPicture { rows, nx, ny }]);
+        let grids = pictures.iter().map(|pixels| Layout::grid(pixels.width / side, pixels.height / side));
+        let layouts: Vec<_> = grids.collect();
+        let state = State { rows: ops.patches(self.patch, self.colours, pictures)?, layouts };
+        let state = run_stages(ops, kept, &self.stages, state)?;
+        let mut parts = ops.read(&state.rows, self.n_embd)?;
+        if let ([Layout { nx, ny, .. }], false) = (&state.layouts[..], parts.is_empty()) {
+            let deepstack = parts.split_off(1);
+            return Ok(vec![EncodedPicture { rows: parts.remove(0), deepstack, nx: *nx, ny: *ny }]);
         }
-        let mut rest = &rows[..];
+        let mut first = 0;
         let pictures = state.layouts.iter().map(|layout| {
-            let (rows, after) = rest.split_at(layout.places.len() * width);
-            rest = after;
-            EncodedPicture { rows: rows.to_vec(), nx: layout.nx, ny: layout.ny }
+            let end = first + layout.places.len() * self.n_embd;
+            let mut of_picture = parts.iter().map(|part| part[first..end].to_vec());
+            let rows = of_picture.next().unwrap_or_default();
+            let picture = EncodedPicture { rows, deepstack: of_picture.collect(), nx: layout.nx, ny: layout.ny };
+            first = end;
+            picture
         });
         Ok(pictures.collect())
     }
@@ -92,12 +115,12 @@ impl<T: super::EncoderTypes> Encoder<T> {
 /// Runs `stages` over `state`.
 pub(super) fn run_stages<O: EncoderOps>(
     ops: &mut O,
+    kept: &mut KeptRows<O::Rows>,
     stages: &[Stage<O::Types>],
     state: State<O::Rows>,
 ) -> Result<State<O::Rows>, O::Error> {
     let State { mut rows, mut layouts } = state;
     let mut features = Vec::new();
-    let mut rotation = None;
     for stage in stages {
         match stage {
             Stage::Linear(linear) => rows = ops.linear(&rows, linear)?,
@@ -107,9 +130,9 @@ pub(super) fn run_stages<O: EncoderOps>(
             Stage::ScaleColumns(factors) => ops.scale_columns(&mut rows, factors)?,
             Stage::AddRow(row) => ops.add_row(&mut rows, row)?,
             Stage::Positions(table) => {
-                let positions: Vec<f32> = layouts.iter().flat_map(|layout| table.of(layout)).collect();
-                let positions = ops.upload(&positions, table.width)?;
-                ops.add(&mut rows, &positions)?;
+                let of = KeptOf::Positions(Arc::clone(table));
+                let positions = kept.rows(ops, of, &layouts, table.width, |layout| table.of(layout))?;
+                ops.add(&mut rows, positions)?;
             }
             Stage::Others { before, after } => {
                 let width = ops.width(&rows);
@@ -143,7 +166,7 @@ pub(super) fn run_stages<O: EncoderOps>(
             }
             Stage::KeepQueries => rows = rearrange(ops, &rows, &mut layouts, Layout::keep_queries)?,
             Stage::Reorder(order) => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.reorder(*order))?,
-            Stage::Block(block) => run_block(ops, block, &mut rows, &layouts, &mut rotation)?,
+            Stage::Block(block) => run_block(ops, block, &mut rows, &layouts, kept)?,
             Stage::Merge { side, order } => {
                 let transposed = match order {
                     MergeOrder::PatchFirst | MergeOrder::ValueFirst => false,
@@ -168,17 +191,22 @@ pub(super) fn run_stages<O: EncoderOps>(
                 rows = ops.weighted_sum(&rows, &windows, side * side, kernel)?;
             }
             Stage::Enlarge { factor } => rows = rearrange(ops, &rows, &mut layouts, |layout| layout.enlarge(*factor))?,
-            Stage::QueryAttention(attention) => rows = run_query_attention(ops, attention, &rows, &layouts)?,
-            Stage::FeedForward(feed_forward) => rows = run_feed_forward(ops, feed_forward, &rows)?,
-            Stage::Attention(attention) => rows = run_attention(ops, attention, &rows, &layouts, &mut rotation)?,
+            Stage::QueryAttention(attention) => rows = run_query_attention(ops, kept, attention, &rows, &layouts)?,
+            Stage::FeedForward(feed_forward) => rows = ops.feed_forward(&rows, feed_forward)?,
+            Stage::Attention(attention) => {
+                let attended = attend(ops, attention, &rows, &layouts, kept)?;
+                rows = ops.linear(&attended, &attention.out)?;
+            }
             Stage::Sum([first, second]) => {
                 let copy = State { rows: ops.copy(&rows)?, layouts: layouts.clone() };
-                let second = run_stages(ops, second, copy)?;
-                State { rows, layouts } = run_stages(ops, first, State { rows, layouts })?;
+                let second = run_stages(ops, kept, second, copy)?;
+                State { rows, layouts } = run_stages(ops, kept, first, State { rows, layouts })?;
                 ops.add(&mut rows, &second.rows)?;
             }
-            Stage::Windows { side, stages } => rows = run_windows(ops, *side, stages, &rows, &layouts)?,
-            Stage::Squares(stages) => State { rows, layouts } = run_squares(ops, stages, State { rows, layouts })?,
+            Stage::Windows { side, stages } => rows = run_windows(ops, kept, *side, stages, &rows, &layouts)?,
+            Stage::Squares(stages) => {
+                State { rows, layouts } = run_squares(ops, kept, stages, State { rows, layouts })?;
+            }
             Stage::Separator { row, ny } => {
                 let insert = |layout: &Layout| {
                     if layout.ny == *ny { vec![(layout.places.len(), 0)] } else { Vec::new() }
@@ -187,7 +215,7 @@ pub(super) fn run_stages<O: EncoderOps>(
             }
             Stage::Feature(stages) => {
                 let copy = State { rows: ops.copy(&rows)?, layouts: layouts.clone() };
-                features.push(run_stages(ops, stages, copy)?.rows);
+                features.push(run_stages(ops, kept, stages, copy)?.rows);
             }
             Stage::JoinFeatures { with_rows } => {
                 let first = with_rows.then_some(&rows);
@@ -195,7 +223,7 @@ pub(super) fn run_stages<O: EncoderOps>(
                 rows = ops.join_columns(&parts)?;
                 features.clear();
             }
-            Stage::Resampler(resampler) => rows = run_resampler(ops, resampler, &rows, &mut layouts)?,
+            Stage::Resampler(resampler) => rows = run_resampler(ops, kept, resampler, &rows, &mut layouts)?,
         }
     }
     Ok(State { rows, layouts })
@@ -204,6 +232,7 @@ pub(super) fn run_stages<O: EncoderOps>(
 /// Runs `stages` over windows of `side` x `side` patches.
 fn run_windows<O: EncoderOps>(
     ops: &mut O,
+    kept: &mut KeptRows<O::Rows>,
     side: usize,
     stages: &[Stage<O::Types>],
     rows: &O::Rows,
@@ -219,13 +248,14 @@ fn run_windows<O: EncoderOps>(
     }
     let windows = vec![Layout::grid(side, side); order.len() / (side * side)];
     let state = State { rows: ops.gather(rows, &order)?, layouts: windows };
-    let state = run_stages(ops, stages, state)?;
+    let state = run_stages(ops, kept, stages, state)?;
     ops.gather(&state.rows, &back)
 }
 
 /// Runs `stages` over the squares of which pictures consist, and puts the results beside each other.
 fn run_squares<O: EncoderOps>(
     ops: &mut O,
+    kept: &mut KeptRows<O::Rows>,
     stages: &[Stage<O::Types>],
     state: State<O::Rows>,
 ) -> Result<State<O::Rows>, O::Error> {
@@ -236,7 +266,7 @@ fn run_squares<O: EncoderOps>(
     let counts: Vec<usize> = state.layouts.iter().map(squares_of).collect();
     let squares = state.layouts.iter().zip(&counts);
     let squares = squares.flat_map(|(layout, &n)| vec![Layout::grid(layout.nx, layout.ny / n); n]).collect();
-    let State { rows, layouts } = run_stages(ops, stages, State { rows: state.rows, layouts: squares })?;
+    let State { rows, layouts } = run_stages(ops, kept, stages, State { rows: state.rows, layouts: squares })?;
     if counts.iter().all(|n| *n == 1) {
         return Ok(State { rows, layouts });
     }
@@ -294,7 +324,8 @@ fn insert_rows<O: EncoderOps>(
     layouts: &mut [Layout],
     at: impl Fn(&Layout) -> Vec<(usize, usize)>,
 ) -> Result<O::Rows, O::Error> {
-    let new = ops.upload(new, ops.width(rows))?;
+    let width = ops.width(rows);
+    let new = ops.upload([new.len() / width, width], || new.to_vec())?;
     let both = ops.join_rows(rows, &new)?;
     let n_rows = layouts.iter().map(|layout| layout.places.len()).sum::<usize>() as u32;
     let (mut first, mut order) = (0, Vec::new());
@@ -317,97 +348,72 @@ fn insert_rows<O: EncoderOps>(
     ops.gather(&both, &order)
 }
 
-/// The table by which blocks rotate queries and keys. Most blocks of an encoder have the same.
-struct Rotation<R> {
-    angles: Angles,
-    layouts: Vec<Layout>,
-    table: R,
-}
-
-/// Runs a transformer block over the residual stream `x`. `rotation` keeps the table of the last block that rotates.
+/// Runs a transformer block over the residual stream `x`.
 fn run_block<O: EncoderOps>(
     ops: &mut O,
     block: &Block<O::Types>,
     x: &mut O::Rows,
     layouts: &[Layout],
-    rotation: &mut Option<Rotation<O::Rows>>,
+    kept: &mut KeptRows<O::Rows>,
 ) -> Result<(), O::Error> {
     let input = ops.norm(x, &block.attention_norm)?;
-    let mut output = run_attention(ops, &block.attention, &input, layouts, rotation)?;
-    if let Some(norm) = &block.attention_post_norm {
-        output = ops.norm(&output, norm)?;
+    let attended = attend(ops, &block.attention, &input, layouts, kept)?;
+    let out = &block.attention.out;
+    if block.attention_post_norm.is_none() && block.attention_scale.is_none() {
+        ops.add_linear(x, &attended, out)?;
+    } else {
+        let output = ops.linear(&attended, out)?;
+        add_scaled(ops, x, output, block.attention_post_norm.as_ref(), block.attention_scale.as_ref())?;
     }
-    if let Some(factors) = &block.attention_scale {
-        ops.scale_columns(&mut output, factors)?;
-    }
-    ops.add(x, &output)?;
     let input = ops.norm(x, &block.feed_forward_norm)?;
-    let mut output = run_feed_forward(ops, &block.feed_forward, &input)?;
-    if let Some(norm) = &block.feed_forward_post_norm {
-        output = ops.norm(&output, norm)?;
+    if block.feed_forward_post_norm.is_none() && block.feed_forward_scale.is_none() {
+        ops.add_feed_forward(x, &input, &block.feed_forward)?;
+    } else {
+        let output = ops.feed_forward(&input, &block.feed_forward)?;
+        add_scaled(ops, x, output, block.feed_forward_post_norm.as_ref(), block.feed_forward_scale.as_ref())?;
     }
-    if let Some(factors) = &block.feed_forward_scale {
-        ops.scale_columns(&mut output, factors)?;
-    }
-    ops.add(x, &output)?;
     if block.output_scale == 1.0 { Ok(()) } else { ops.scale(x, block.output_scale) }
 }
 
-/// A feed-forward of `x`.
-fn run_feed_forward<O: EncoderOps>(
+/// `x += scale * norm(output)`
+fn add_scaled<O: EncoderOps>(
     ops: &mut O,
-    feed_forward: &EncoderFeedForward<O::Types>,
-    x: &O::Rows,
-) -> Result<O::Rows, O::Error> {
-    match feed_forward {
-        EncoderFeedForward::Plain { up, activation, down } => {
-            let mut up = ops.linear(x, up)?;
-            ops.activate(&mut up, *activation)?;
-            ops.linear(&up, down)
-        }
-        EncoderFeedForward::Gated { gate, up, activation, down } => {
-            let mut gate = ops.linear(x, gate)?;
-            let up = ops.linear(x, up)?;
-            ops.activate_gated(&mut gate, *activation, &up)?;
-            ops.linear(&gate, down)
-        }
+    x: &mut O::Rows,
+    mut output: O::Rows,
+    norm: Option<&EncoderNorm<O::Types>>,
+    scale: Option<&<O::Types as EncoderTypes>::Vector>,
+) -> Result<(), O::Error> {
+    if let Some(norm) = norm {
+        output = ops.norm(&output, norm)?;
     }
+    if let Some(factors) = scale {
+        ops.scale_columns(&mut output, factors)?;
+    }
+    ops.add(x, &output)
 }
 
-/// Attention of `x`, up to its output projection.
-fn run_attention<O: EncoderOps>(
+/// Attention of `x` without its output projection.
+fn attend<O: EncoderOps>(
     ops: &mut O,
     attention: &EncoderAttention<O::Types>,
     x: &O::Rows,
     layouts: &[Layout],
-    rotation: &mut Option<Rotation<O::Rows>>,
+    kept: &mut KeptRows<O::Rows>,
 ) -> Result<O::Rows, O::Error> {
-    let mut heads = Vec::with_capacity(3);
-    for (linear, norm) in
-        [(&attention.q, &attention.q_norm), (&attention.k, &attention.k_norm), (&attention.v, &attention.v_norm)]
-    {
-        let projected = ops.linear(x, linear)?;
-        heads.push(match norm {
-            Some(norm) => ops.norm(&projected, norm)?,
-            None => projected,
-        });
+    let [mut q, mut k, mut v] = ops.projections(x, [&attention.q, &attention.k, &attention.v])?;
+    for (rows, norm) in [(&mut q, &attention.q_norm), (&mut k, &attention.k_norm), (&mut v, &attention.v_norm)] {
+        if let Some(norm) = norm {
+            *rows = ops.norm(rows, norm)?;
+        }
     }
-    let [mut q, mut k, v]: [O::Rows; 3] = heads.try_into().ok().expect("three projections");
     if let Some(angles) = &attention.rope {
-        let known = rotation.take().filter(|known| known.angles == *angles && known.layouts == layouts);
-        let Rotation { table, .. } = if let Some(known) = known {
-            rotation.insert(known)
-        } else {
-            let table: Vec<f32> = layouts.iter().flat_map(|layout| angles.table(layout)).collect();
-            let table = ops.upload(&table, attention.head_dim)?;
-            rotation.insert(Rotation { angles: angles.clone(), layouts: layouts.to_vec(), table })
-        };
+        let of = KeptOf::Angles(angles.clone());
+        let table = kept.rows(ops, of, layouts, attention.head_dim, |layout| angles.table(layout))?;
         ops.rotate(&mut q, table, attention.head_dim, angles.block)?;
         ops.rotate(&mut k, table, attention.head_dim, angles.block)?;
     }
     if !attention.relative.is_empty() {
-        let attended = attend_by_distance(ops, attention, [&q, &k, &v], layouts)?;
-        return ops.linear(&attended, &attention.out);
+        return attend_by_distance(ops, attention, [&q, &k, &v], layouts);
     }
     let (mut segments, mut first) = (Vec::new(), 0);
     for layout in layouts {
@@ -426,13 +432,13 @@ fn run_attention<O: EncoderOps>(
             segments.push(AttentionSegment { queries: rows.clone(), keys: rows });
         }
     }
-    let attended = ops.attention(&q, &k, &v, attention.head_dim, attention.scale, &segments)?;
-    ops.linear(&attended, &attention.out)
+    ops.attention(&q, &k, &v, attention.head_dim, attention.scale, &segments)
 }
 
 /// Attention of the rows to keys and values that stages make of them.
 fn run_query_attention<O: EncoderOps>(
     ops: &mut O,
+    kept: &mut KeptRows<O::Rows>,
     attention: &QueryAttention<O::Types>,
     x: &O::Rows,
     layouts: &[Layout],
@@ -440,7 +446,7 @@ fn run_query_attention<O: EncoderOps>(
     let q = ops.linear(x, &attention.q)?;
     let mut of = |stages: &[Stage<O::Types>]| {
         let copy = State { rows: ops.copy(x)?, layouts: layouts.to_vec() };
-        run_stages(ops, stages, copy)
+        run_stages(ops, kept, stages, copy)
     };
     let (k, v) = (of(&attention.k)?, of(&attention.v)?);
     let (mut first, mut first_key) = (0, 0);
@@ -461,6 +467,7 @@ fn run_query_attention<O: EncoderOps>(
 /// Attention of learned queries to the rows of each picture.
 fn run_resampler<O: EncoderOps>(
     ops: &mut O,
+    kept: &mut KeptRows<O::Rows>,
     resampler: &Resampler<O::Types>,
     x: &O::Rows,
     layouts: &mut [Layout],
@@ -468,12 +475,12 @@ fn run_resampler<O: EncoderOps>(
     let projected = ops.linear(x, &resampler.input)?;
     let values = ops.norm(&projected, &resampler.input_norm)?;
     let width = ops.width(&values);
-    let positions: Vec<f32> = layouts.iter().flat_map(|layout| sinusoids(layout, width)).collect();
     let mut keys = ops.copy(&values)?;
-    let positions = ops.upload(&positions, width)?;
-    ops.add(&mut keys, &positions)?;
+    let positions = kept.rows(ops, KeptOf::Sinusoids(width), layouts, width, |layout| sinusoids(layout, width))?;
+    ops.add(&mut keys, positions)?;
     let n_queries = resampler.queries.len() / width;
-    let queries = ops.upload(&resampler.queries.repeat(layouts.len()), width)?;
+    let n_pictures = layouts.len();
+    let queries = ops.upload([n_pictures * n_queries, width], || resampler.queries.repeat(n_pictures))?;
     let q = ops.linear(&queries, &resampler.q)?;
     let k = ops.linear(&keys, &resampler.k)?;
     let v = ops.linear(&values, &resampler.v)?;
@@ -489,23 +496,31 @@ fn run_resampler<O: EncoderOps>(
     ops.linear(&attended, &resampler.out)
 }
 
-/// Positions of patches as sines and cosines, `[n_rows, width]`: sines and cosines of the column, then of the row, each `width / 4`
-/// with frequencies `10000^(-j / (width / 4))` (MiniCPM-V's `get_2d_sincos_pos_embed`).
-fn sinusoids(layout: &Layout, width: usize) -> Vec<f32> {
-    let n = width / 4;
-    let frequencies: Vec<f32> = (0..n).map(|j| 10_000_f64.powf(-(j as f64) / n as f64) as f32).collect();
-    let of = |place: &Place| {
-        let (y, x) = match *place {
-            Place::Patch { y, x } => (y as f32, x as f32),
-            Place::Class | Place::Break => (0.0, 0.0),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patches_are_cut_from_normalised_pixels() {
+        let colours = Colours { mean: [0.5, 0.0, 0.2], std: [0.5, 1.0, 0.4] };
+        let expected = [[-1.0, 0.2, 2.0], [1.0, 0.0, 0.5]];
+        let pixels = [[0, 51, 255], [255, 0, 102]];
+        // Two patches of 2 x 2 pixels beside each other, and pixels beyond them: pixel i of the picture is `pixels[i % 2]`.
+        let rgb: Vec<u8> = (0..5 * 3).flat_map(|i| pixels[i % 2]).collect();
+        let pictures = [Pixels { rgb: &rgb, width: 5, height: 3 }];
+        let close = |got: Vec<f32>, expected: Vec<f32>| {
+            assert_eq!(got.len(), expected.len());
+            assert!(
+                got.iter().zip(&expected).all(|(got, expected)| (got - expected).abs() < 1e-6),
+                "{got:?}, not {expected:?}"
+            );
         };
-        let mut row = Vec::with_capacity(width);
-        for position in [x, y] {
-            row.extend(frequencies.iter().map(|f| (position * f).sin()));
-            row.extend(frequencies.iter().map(|f| (position * f).cos()));
-        }
-        row.resize(width, 0.0);
-        row
-    };
-    layout.places.iter().flat_map(of).collect()
+        let of_patch = [[0, 1, 5, 6], [2, 3, 7, 8]];
+        let patch = |order| PatchSpec { side: 2, order };
+        let by_pixel = of_patch.iter().flatten().flat_map(|i| expected[i % 2]).collect();
+        close(patch(PatchOrder::PixelFirst).cut(colours, &pictures), by_pixel);
+        let of_colour = |patch: &[usize; 4], c: usize| patch.map(|i| expected[i % 2][c]);
+        let by_colour = of_patch.iter().flat_map(|patch| (0..3).flat_map(|c| of_colour(patch, c))).collect();
+        close(patch(PatchOrder::ColourFirst).cut(colours, &pictures), by_colour);
+    }
 }

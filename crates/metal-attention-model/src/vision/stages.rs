@@ -1,5 +1,7 @@
 //! The parts of an encoder.
 
+use std::sync::Arc;
+
 use metal_attention_gguf::Tensor;
 
 use super::geometry::{MergeOrder, RowOrder};
@@ -26,6 +28,8 @@ impl EncoderTypes for FileWeights {
 
 /// An encoder of pictures with its projector.
 pub struct Encoder<T: EncoderTypes> {
+    /// How the bytes of pixels become numbers.
+    pub colours: Colours,
     /// How a picture is cut into patches.
     pub patch: PatchSpec,
     /// What is computed, in this order.
@@ -35,6 +39,23 @@ pub struct Encoder<T: EncoderTypes> {
     /// Rows that are added after the first layers of the text model (deepstack), beside each row. The encoder's rows have
     /// `(1 + n_deepstack) * n_embd` elements.
     pub n_deepstack: usize,
+}
+
+/// How bytes of pixels become numbers: `(v / 255 - mean) / std`, for each of red, green and blue (`clip.vision.image_mean` and
+/// `image_std`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Colours {
+    /// Subtracted.
+    pub mean: [f32; 3],
+    /// Divided by.
+    pub std: [f32; 3],
+}
+
+impl Colours {
+    /// The numbers of all bytes, for each colour.
+    pub fn table(self) -> [[f32; 256]; 3] {
+        std::array::from_fn(|c| std::array::from_fn(|v| (v as f32 / 255.0 - self.mean[c]) / self.std[c]))
+    }
 }
 
 /// How a picture is cut into patches, each of which is a row of `3 * side * side` values.
@@ -70,7 +91,7 @@ pub enum Stage<T: EncoderTypes> {
     /// Adds a row to each column: `[width]`.
     AddRow(T::Vector),
     /// Adds learned positions to the rows of patches.
-    Positions(PositionTable),
+    Positions(Arc<PositionTable>),
     /// Puts rows before and behind all others: class tokens with their positions, or marks of a picture's begin and end.
     Others {
         /// The rows before, `[n, width]`.
@@ -308,6 +329,15 @@ pub enum EncoderFeedForward<T: EncoderTypes> {
     },
 }
 
+impl<T: EncoderTypes> EncoderFeedForward<T> {
+    /// The last product.
+    pub fn down(&self) -> &EncoderLinear<T> {
+        match self {
+            Self::Plain { down, .. } | Self::Gated { down, .. } => down,
+        }
+    }
+}
+
 /// Attention of all patches to keys and values of a coarser grid, with one head of them (MobileNet V5).
 pub struct QueryAttention<T: EncoderTypes> {
     /// Queries.
@@ -351,8 +381,8 @@ impl Encoder<FileWeights> {
     ///
     /// Those of `backend`.
     pub fn prepare<B: PrepareEncoder>(self, backend: &mut B) -> Result<Encoder<B::Types>, B::Error> {
-        let Self { patch, stages, n_embd, n_deepstack } = self;
-        Ok(Encoder { patch, stages: prepare_stages(stages, backend)?, n_embd, n_deepstack })
+        let Self { colours, patch, stages, n_embd, n_deepstack } = self;
+        Ok(Encoder { colours, patch, stages: prepare_stages(stages, backend)?, n_embd, n_deepstack })
     }
 }
 
@@ -364,6 +394,11 @@ fn prepare_stages<B: PrepareEncoder>(
 }
 
 impl Stage<FileWeights> {
+    /// [`Stage::Positions`] of a table.
+    pub fn positions(table: PositionTable) -> Self {
+        Self::Positions(Arc::new(table))
+    }
+
     fn prepare<B: PrepareEncoder>(self, backend: &mut B) -> Result<Stage<B::Types>, B::Error> {
         Ok(match self {
             Self::Linear(linear) => Stage::Linear(linear.prepare(backend)?),

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use super::geometry::Layout;
+use super::kept::KeptRows;
 use super::ops::{AttentionSegment, EncoderOps};
 use super::run::{State, run_stages};
 use super::stages::{Encoder, EncoderActivation, EncoderLinear, EncoderNorm, EncoderTypes};
@@ -31,24 +32,30 @@ impl EncoderWork {
 
 /// The shape of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
+pub(super) struct Shape {
     /// Elements of all rows.
     n: usize,
     width: usize,
 }
 
 impl Shape {
-    fn n_rows(self) -> usize {
+    pub(super) fn n_rows(self) -> usize {
         self.n / self.width.max(1)
     }
 }
 
 /// Operations over shapes: they compute nothing, but for products, for which they call `product` with the shape of the input.
-struct ShapeOps<T, F> {
+pub(super) struct ShapeOps<T, F> {
     product: F,
     /// What was counted so far.
     work: EncoderWork,
     types: PhantomData<T>,
+}
+
+impl<T, F> ShapeOps<T, F> {
+    pub(super) fn new(product: F) -> Self {
+        Self { product, work: EncoderWork::default(), types: PhantomData }
+    }
 }
 
 impl<T: EncoderTypes> Encoder<T> {
@@ -74,15 +81,16 @@ impl<T: EncoderTypes> Encoder<T> {
         self.visit_products(pictures, |shape, _| {
             if shape.n > 0 && inputs.iter().all(|(known, _)| *known != shape) {
                 // Numbers between -1 and 1, since a device's clock may depend on the bits.
-                let values: Vec<f32> = (0..shape.n as u32).map(pseudo_random).collect();
-                inputs.push((shape, ops.upload(&values, shape.width)?));
+                let values = || (0..shape.n as u32).map(pseudo_random).collect();
+                inputs.push((shape, ops.upload([shape.n_rows(), shape.width], values)?));
             }
             Ok(())
         })?;
         for (_, input) in inputs.iter().take(1) {
             // Uploads are in the order of the operations: the last one has ended.
             let last = ops.gather(input, &[0])?;
-            ops.read(&last)?;
+            let width = ops.width(&last);
+            ops.read(&last, width)?;
         }
         let start = Instant::now();
         let mut last = None;
@@ -93,7 +101,8 @@ impl<T: EncoderTypes> Encoder<T> {
             Ok(())
         })?;
         if let Some(rows) = &last {
-            ops.read(rows)?;
+            let width = ops.width(rows);
+            ops.read(rows, width)?;
         }
         Ok(start.elapsed())
     }
@@ -109,8 +118,8 @@ impl<T: EncoderTypes> Encoder<T> {
             pictures.iter().map(|[width, height]| Layout::grid(width / side, height / side)).collect();
         let width = 3 * side * side;
         let rows = Shape { n: layouts.iter().map(|layout| layout.places.len() * width).sum(), width };
-        let mut ops = ShapeOps { product, work: EncoderWork::default(), types: PhantomData };
-        let state = run_stages(&mut ops, &self.stages, State { rows, layouts })?;
+        let mut ops = ShapeOps::new(product);
+        let state = run_stages(&mut ops, &mut KeptRows::default(), &self.stages, State { rows, layouts })?;
         let n_rows = state.layouts.iter().map(|layout| layout.places.len()).sum();
         Ok(EncoderWork { n_rows, ..ops.work })
     }
@@ -126,12 +135,12 @@ impl<T: EncoderTypes, E, F: FnMut(Shape, &EncoderLinear<T>) -> Result<(), E>> En
     type Rows = Shape;
     type Error = E;
 
-    fn upload(&mut self, values: &[f32], width: usize) -> Result<Shape, E> {
-        Ok(Shape { n: values.len(), width })
+    fn upload(&mut self, [n_rows, width]: [usize; 2], _: impl FnOnce() -> Vec<f32>) -> Result<Shape, E> {
+        Ok(Shape { n: n_rows * width, width })
     }
 
-    fn read(&mut self, rows: &Shape) -> Result<Vec<f32>, E> {
-        Ok(vec![0.0; rows.n])
+    fn read(&mut self, rows: &Shape, columns: usize) -> Result<Vec<Vec<f32>>, E> {
+        Ok(vec![vec![0.0; rows.n_rows() * columns]; rows.width / columns.max(1)])
     }
 
     fn width(&self, rows: &Shape) -> usize {

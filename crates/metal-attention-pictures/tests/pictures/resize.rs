@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use metal_attention_pictures::{Filter, MAX_SIDE, Picture, PictureError, normalised};
+use metal_attention_pictures::{Filter, MAX_SIDE, Picture, PictureError};
 
 use super::Random;
 
@@ -99,14 +99,6 @@ fn impossible_targets_are_errors() {
         assert_eq!(picture.resized(width, height, Filter::Lanczos), Err(expected.clone()));
         assert_eq!(picture.fitted(width, height, Filter::Lanczos, [0; 3]), Err(expected));
     }
-}
-
-#[test]
-fn bytes_are_normalised_by_channel() {
-    let picture = Picture::new(2, 1, vec![0, 51, 255, 255, 0, 102]).unwrap();
-    let values = normalised(&picture, [0.5, 0.0, 0.2], [0.5, 1.0, 0.4]);
-    let expected = [-1.0, 0.2, 2.0, 1.0, 0.0, 0.5];
-    assert!(values.iter().zip(expected).all(|(value, expected): (&f32, f32)| (value - expected).abs() < 1e-6));
 }
 
 #[test]

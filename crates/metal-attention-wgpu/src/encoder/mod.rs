@@ -13,7 +13,7 @@ use half::f16;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::DeviceInfo;
 use metal_attention_model::vision::{
-    EncodedPicture, Encoder, EncoderTypes, EncoderWork, FileWeights, Pixels, PrepareEncoder,
+    EncodedPicture, Encoder, EncoderTypes, EncoderWork, FileWeights, KeptRows, Pixels, PrepareEncoder,
 };
 use wgpu::Buffer;
 
@@ -22,6 +22,7 @@ use crate::error::WgpuError;
 use crate::matrix::WgpuMatrix;
 use crate::weights::Uploads;
 use ops::WgpuEncoderOps;
+use rows::WgpuRows;
 
 /// The GPU's forms of weights.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +55,7 @@ impl WgpuVector {
 /// An encoder of pictures on the GPU.
 pub struct WgpuEncoder {
     encoder: Encoder<WgpuEncoderTypes>,
+    kept: KeptRows<WgpuRows>,
     ops: WgpuEncoderOps,
 }
 
@@ -68,7 +70,7 @@ impl WgpuEncoder {
         let mut prepare = Prepare { gpu: &gpu, exact, uploads: Uploads::default() };
         let encoder = encoder.prepare(&mut prepare)?;
         prepare.uploads.run(&gpu, &|_| ())?;
-        Ok(Self { encoder, ops: WgpuEncoderOps::new(gpu, exact) })
+        Ok(Self { encoder, kept: KeptRows::default(), ops: WgpuEncoderOps::new(gpu, exact) })
     }
 
     /// Encodes pictures, all together. The memory for their rows is given back at the end.
@@ -79,7 +81,7 @@ impl WgpuEncoder {
     /// ([`WgpuError::TooLarge`]), weights of other sizes than the rows ([`WgpuError::Mismatch`]), a lost device, or a cancelled
     /// watch.
     pub fn encode(&mut self, pictures: &[Pixels<'_>]) -> Result<Vec<EncodedPicture>, WgpuError> {
-        let encoded = self.encoder.run(&mut self.ops, pictures);
+        let encoded = self.encoder.run(&mut self.ops, &mut self.kept, pictures);
         self.ops.clear();
         encoded
     }

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use metal_attention_model::DeviceInfo;
-use metal_attention_model::vision::{AttentionSegment, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps};
+use metal_attention_model::vision::{
+    AttentionSegment, EncoderActivation, EncoderLinear, EncoderNorm, EncoderOps, split_columns,
+};
 use wgpu::Buffer;
 
 use super::products::{Products, parts};
@@ -128,17 +130,18 @@ impl EncoderOps for WgpuEncoderOps {
     type Rows = WgpuRows;
     type Error = WgpuError;
 
-    fn upload(&mut self, values: &[f32], width: usize) -> Result<WgpuRows, WgpuError> {
-        WgpuRows::upload(&self.gpu, values, width)
+    fn upload(&mut self, [_, width]: [usize; 2], values: impl FnOnce() -> Vec<f32>) -> Result<WgpuRows, WgpuError> {
+        WgpuRows::upload(&self.gpu, &values(), width)
     }
 
-    fn read(&mut self, rows: &WgpuRows) -> Result<Vec<f32>, WgpuError> {
+    fn read(&mut self, rows: &WgpuRows, columns: usize) -> Result<Vec<Vec<f32>>, WgpuError> {
         self.recorder.submit();
         if rows.n_elements() == 0 {
-            return Ok(Vec::new());
+            return Ok(vec![Vec::new(); rows.width() / columns.max(1)]);
         }
         // Rows begin where their buffer does.
-        self.gpu.read(rows.slice().buffer(), rows.n_elements())
+        let values: Vec<f32> = self.gpu.read(rows.slice().buffer(), rows.n_elements())?;
+        Ok(if columns == rows.width() { vec![values] } else { split_columns(&values, rows.width(), columns) })
     }
 
     fn width(&self, rows: &WgpuRows) -> usize {

@@ -6,9 +6,9 @@ use crate::support::{nmse, open, random};
 use metal_attention_cpu::{CpuEncoder, CpuOptions};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::vision::{
-    Angles, Axis, Block, Clamp, EncodedPicture, Encoder, EncoderActivation, EncoderAttention, EncoderFeedForward,
-    EncoderLinear, EncoderNorm, FileWeights, Interpolation, MergeOrder, PatchOrder, PatchSpec, Pixels, PositionTable,
-    QueryAttention, RelativeScores, Resampler, RowOrder, Stage,
+    Angles, Axis, Block, Clamp, Colours, EncodedPicture, Encoder, EncoderActivation, EncoderAttention,
+    EncoderFeedForward, EncoderLinear, EncoderNorm, FileWeights, Interpolation, MergeOrder, PatchOrder, PatchSpec,
+    Pixels, PositionTable, QueryAttention, RelativeScores, Resampler, RowOrder, Stage,
 };
 use metal_attention_model::{NormKind, Watch};
 use metal_attention_wgpu::{WgpuDevice, WgpuEncoder, WgpuError, WgpuOptions};
@@ -117,7 +117,7 @@ impl Weights {
 
     fn positions(&mut self, width: usize) -> Stage<FileWeights> {
         let rows = self.numbers(5 * 5 * width, 0.5);
-        Stage::Positions(PositionTable { rows, width, size: [5, 5], interpolation: Interpolation::Cubic })
+        Stage::positions(PositionTable { rows, width, size: [5, 5], interpolation: Interpolation::Cubic })
     }
 }
 
@@ -126,7 +126,8 @@ fn boxed(block: Block<FileWeights>) -> Stage<FileWeights> {
 }
 
 fn encoder(side: usize, order: PatchOrder, stages: Stages, n_embd: usize, n_deepstack: usize) -> Encoder<FileWeights> {
-    Encoder { patch: PatchSpec { side, order }, stages, n_embd, n_deepstack }
+    let colours = Colours { mean: [0.5, 0.4, 0.6], std: [0.5, 0.3, 0.25] };
+    Encoder { colours, patch: PatchSpec { side, order }, stages, n_embd, n_deepstack }
 }
 
 /// A transformer with a class token, the results of two blocks beside each other, and a projector.
@@ -294,9 +295,18 @@ fn encode<E: std::fmt::Debug>(
     sizes: &[(usize, usize)],
     encode: impl FnOnce(&[Pixels<'_>]) -> Result<Vec<EncodedPicture>, E>,
 ) -> Vec<EncodedPicture> {
-    let values: Vec<_> = (7..).zip(sizes).map(|(seed, (width, height))| random(seed, 3 * width * height)).collect();
-    let pictures = values.iter().zip(sizes).map(|(values, &(width, height))| Pixels { values, width, height });
+    let byte = |v: f32| (128.0 + 100.0 * v) as u8;
+    let bytes = |(seed, (width, height)): (u64, &(usize, usize))| -> Vec<u8> {
+        random(seed, 3 * width * height).into_iter().map(byte).collect()
+    };
+    let bytes: Vec<_> = (7..).zip(sizes).map(bytes).collect();
+    let pictures = bytes.iter().zip(sizes).map(|(rgb, &(width, height))| Pixels { rgb, width, height });
     encode(&pictures.collect::<Vec<_>>()).unwrap()
+}
+
+/// All values of a picture.
+fn all(picture: &EncodedPicture) -> Vec<f32> {
+    [&picture.rows[..], &picture.deepstack.concat()].concat()
 }
 
 /// Compares the pictures' rows with those of the CPU.
@@ -313,7 +323,7 @@ fn compare(what: &str, make: impl Fn() -> Encoder<FileWeights>, all_sizes: &[&[(
                 let got = encode(sizes, |pictures| encoder.encode(pictures));
                 for (got, want) in got.iter().zip(want) {
                     assert_eq!((got.nx, got.ny), (want.nx, want.ny), "{what}");
-                    let error = nmse(&got.rows, &want.rows);
+                    let error = nmse(&all(got), &all(want));
                     assert!(error < most, "{what}, {sizes:?}, exact {exact}: {error:e}");
                 }
                 assert_eq!(got.len(), want.len(), "{what}");
@@ -377,13 +387,13 @@ fn no_picture_and_pictures_without_groups_have_no_rows() {
     with_devices(|gpu| {
         let mut encoder = WgpuEncoder::new(Arc::clone(gpu), make(), true).unwrap();
         let got = encode(&[(1, 4)], |pictures| encoder.encode(pictures));
-        assert_eq!(got, [EncodedPicture { rows: Vec::new(), nx: 0, ny: 2 }]);
+        assert_eq!(got, [EncodedPicture { rows: Vec::new(), deepstack: Vec::new(), nx: 0, ny: 2 }]);
     });
 }
 
 #[test]
 fn weights_of_other_sizes_are_refused() {
-    let pictures = [Pixels { values: &[0.5; 12], width: 2, height: 2 }];
+    let pictures = [Pixels { rgb: &[200; 12], width: 2, height: 2 }];
     with_devices(|gpu| {
         let mut w = Weights::new(TensorType::F32);
         let table = PositionTable { rows: vec![0.0; 8], width: 2, size: [2, 2], interpolation: Interpolation::None };
@@ -391,7 +401,7 @@ fn weights_of_other_sizes_are_refused() {
             Stage::Norm(w.norm(NormKind::Rms, 2, false)),
             Stage::Linear(w.linear(4, 5)),
             Stage::Linear(EncoderLinear { bias: Some(vec![0.0; 4]), ..w.linear(3, 5) }),
-            Stage::Positions(table),
+            Stage::positions(table),
             Stage::ScaleColumns(w.numbers(2, 1.0)),
             Stage::AddRow(w.numbers(4, 1.0)),
             Stage::Attention(Box::new(w.attention(3, 3, 0))),
@@ -411,6 +421,6 @@ fn a_cancelled_watch_ends_encoding() {
     let Some(gpu) = open(&WgpuOptions { checked: true, watch: watch.clone(), ..Default::default() }) else { return };
     let mut encoder = WgpuEncoder::new(Arc::new(gpu), with_resampler(TensorType::F32), true).unwrap();
     watch.cancel();
-    let pictures = [Pixels { values: &[0.5; 48], width: 4, height: 4 }];
+    let pictures = [Pixels { rgb: &[200; 48], width: 4, height: 4 }];
     assert!(matches!(encoder.encode(&pictures), Err(WgpuError::Cancelled)));
 }

@@ -1,10 +1,16 @@
-//! Encoders of pictures (`encoder.cu`): functions of elements, sums and orders of rows, the rotation of heads, and attention.
+//! Encoders of pictures (`encoder.cu`, `encoder_attention.cu`): patches, functions of elements, sums and orders of rows, the rotation of
+//! heads, and attention.
 
-use metal_attention_model::vision::{AttentionSegment, NO_ROW};
+use metal_attention_model::vision::{AttentionSegment, Colours, NO_ROW, PatchOrder, PatchSpec, Pixels};
 
-use super::{assert_near, device, launch, poisoned, random, read, to_f64};
-use crate::args::{ElementsArgs, ElementsFunction, EncoderAttentionArgs, InterleaveArgs, RotateArgs, SumRowsArgs};
-use crate::encoder::{AttentionPlan, row_grid, tiles};
+use super::products::sum_error;
+use super::rows::check_packed;
+use super::{WIDE, assert_near, device, launch, packed_len, poisoned, random, read, to_f64};
+use crate::args::{
+    ElementsArgs, ElementsFunction, EncoderAttentionArgs, EncoderHeadsArgs, EncoderUnitsArgs, InterleaveArgs,
+    PatchesArgs, RotateArgs, SumRowsArgs,
+};
+use crate::encoder::{AttentionPlan, IN_F32, f32_grid, row_grid};
 use crate::kernels;
 use crate::slice::DevicePtr;
 
@@ -34,7 +40,7 @@ fn erf(v: f64) -> f64 {
 }
 
 /// The function of elements in F64.
-fn function(function: ElementsFunction, x: f64, y: f64, [a, b]: [f64; 2]) -> f64 {
+pub(super) fn function(function: ElementsFunction, x: f64, y: f64, [a, b]: [f64; 2]) -> f64 {
     match function {
         ElementsFunction::Gelu => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x.powi(3))).tanh()) * y,
         ElementsFunction::GeluErf => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)) * y,
@@ -79,27 +85,63 @@ fn functions_of_elements_of_pictures() {
                 | ElementsFunction::Clamp => true,
             };
             for stride in [None, Some(width), Some(0)].into_iter().filter(|stride| stride.is_some() || without) {
+                let order = n_rows.div_ceil(8) as u32 | WIDE;
+                let packed = poisoned(&gpu, packed_len(width, order) / 2);
                 let out = poisoned(&gpu, n_rows * width);
                 let args = ElementsArgs {
                     x: x_buffer.ptr(),
                     y: stride.map_or(DevicePtr::NULL, |_| y_buffer.ptr()),
                     out: out.ptr(),
+                    packed: packed.ptr(),
                     n_rows: n_rows as u32,
                     width: width as u32,
                     y_stride: stride.unwrap_or(0) as u32,
                     function: of as u32,
                     a: -0.75,
                     b: 2.5,
+                    n_token_tiles: order,
+                    unused: 0,
                 };
-                launch(&gpu, kernels::ENCODER_ELEMENTS, row_grid(N_SM, n_rows, width), &args);
+                let columns = width.next_multiple_of(64);
+                launch(&gpu, kernels::ENCODER_ELEMENTS, row_grid(N_SM, n_rows, columns), &args);
                 let at = |i: usize| {
                     let y = stride.map_or(1.0, |stride| f64::from(y[i / width * stride + i % width]));
                     function(of, f64::from(x[i]), y, [-0.75, 2.5])
                 };
                 let expected: Vec<f64> = (0..n_rows * width).map(at).collect();
                 let got = read::<f32>(&gpu, &out, n_rows * width);
-                assert_near(&got, &expected, width, ERROR, &format!("{of:?} of {n_rows} rows, {width}, {stride:?}"));
+                let what = format!("{of:?} of {n_rows} rows, {width}, {stride:?}");
+                assert_near(&got, &expected, width, ERROR, &what);
+                check_packed(&read(&gpu, &packed, packed_len(width, order)), &got, width, order, &what);
             }
+        }
+    }
+}
+
+#[test]
+fn patches_of_pictures() {
+    let Some(gpu) = device() else { return };
+    let colours = Colours { mean: [0.5, 0.25, 0.4], std: [0.5, 0.3, 0.2] };
+    for (width, height, side) in [(1, 1, 1), (28, 14, 14), (33, 50, 16), (97, 8, 8)] {
+        let rgb: Vec<u8> = random(1, 3 * width * height).iter().map(|v| (127.5 * v + 127.5) as u8).collect();
+        for order in [PatchOrder::PixelFirst, PatchOrder::ColourFirst] {
+            let pixels = Pixels { rgb: &rgb, width, height };
+            let expected = PatchSpec { side, order }.cut(colours, &[pixels]);
+            let (rgb, out) = (gpu.upload("pixels", &rgb).unwrap(), poisoned(&gpu, expected.len()));
+            let args = PatchesArgs {
+                rgb: rgb.ptr(),
+                out: out.ptr(),
+                width: width as u32,
+                height: height as u32,
+                side: side as u32,
+                pixel_first: u32::from(order == PatchOrder::PixelFirst),
+                mean: colours.mean,
+                std: colours.std,
+            };
+            let n = 3 * side * side;
+            launch(&gpu, kernels::ENCODER_PATCHES, row_grid(N_SM, expected.len() / n, n), &args);
+            // The same bits: a value is computed with the same three operations.
+            assert_eq!(read::<f32>(&gpu, &out, expected.len()), expected, "{width} x {height}, {side}, {order:?}");
         }
     }
 }
@@ -212,14 +254,15 @@ fn rotated_heads_of_pictures() {
 fn attention_of_pictures() {
     let Some(gpu) = device() else { return };
     let segment = |queries: std::ops::Range<usize>, keys: std::ops::Range<usize>| AttentionSegment { queries, keys };
-    // Segments of other lengths than tiles, next to each other; fewer keys than queries, and more.
+    // Segments of other lengths than tiles, next to each other; fewer keys than queries, and more; several stages of a ring.
     let of_pictures = [segment(0..1, 0..1), segment(1..66, 1..66), segment(66..150, 66..150)];
     let of_others = [segment(0..33, 3..40), segment(33..40, 40..41), segment(40..104, 41..170)];
+    let of_many = [segment(0..200, 3..700), segment(200..201, 130..900), segment(201..210, 433..1100)];
     // Heads of queries, heads of keys, elements of a head.
     for (n_head, n_head_kv, head_dim) in
         [(2, 2, 2), (3, 1, 18), (4, 2, 64), (2, 2, 72), (2, 1, 80), (1, 1, 96), (2, 2, 128), (2, 1, 130), (1, 1, 256)]
     {
-        for segments in [&of_pictures, &of_others] {
+        for segments in [&of_pictures, &of_others, &of_many] {
             let (n_queries, n_keys) = (segments[2].queries.end, segments[2].keys.end);
             let (width, kv_width) = (n_head * head_dim, n_head_kv * head_dim);
             let q: Vec<f32> = random(1, n_queries * width).iter().map(|v| 3.0 * v).collect();
@@ -247,29 +290,74 @@ fn attention_of_pictures() {
             }
             let upload = |values: &Vec<f32>| gpu.upload("rows", values).unwrap();
             let [q, k, v] = [&q, &k, &v].map(upload);
-            let tiles = tiles(segments);
-            let tiles_buffer = gpu.upload("tiles", &tiles).unwrap();
-            for exact in [true, false] {
-                let plan = AttentionPlan::new(head_dim, exact).unwrap();
+            // With warpgroup instructions where there are kernels for them; a tile is then longer than a segment.
+            let many = [segment(0..128, 0..128)];
+            let wide = gpu.summary().has_wgmma().then(|| AttentionPlan::new(head_dim, false, true, &many).unwrap());
+            let others = [true, false].map(|exact| AttentionPlan::new(head_dim, exact, false, &[]).unwrap());
+            for plan in others.into_iter().chain(wide) {
+                let tiles = plan.tiles(segments);
+                let tiles_buffer = gpu.upload("tiles", &tiles).unwrap();
                 let out = poisoned(&gpu, n_queries * width);
-                let args = EncoderAttentionArgs {
-                    q: q.ptr(),
+                let what = format!("{n_head} heads of {head_dim}, {n_head_kv} of keys, {n_queries} queries, {plan:?}");
+                let near = |got: &[f32], limit| assert_near(got, &expected, width, limit, &what);
+                let plan = match plan {
+                    AttentionPlan::OnUnits(plan) => plan,
+                    AttentionPlan::F32 { head_dim } => {
+                        let args = EncoderAttentionArgs {
+                            q: q.ptr(),
+                            k: k.ptr(),
+                            v: v.ptr(),
+                            out: out.ptr(),
+                            tiles: tiles_buffer.ptr(),
+                            n_queries: n_queries as u32,
+                            n_keys: n_keys as u32,
+                            width: width as u32,
+                            kv_width: kv_width as u32,
+                            head_dim: head_dim as u32,
+                            scale,
+                        };
+                        launch(&gpu, IN_F32, f32_grid(head_dim, tiles.len(), n_head), &args);
+                        // Sums over many keys round as often, and scores are sums as well.
+                        let longest = segments.iter().map(|segment| segment.keys.len()).max().unwrap_or(0);
+                        let limit = if longest > 256 { sum_error(longest) + sum_error(head_dim) } else { ERROR };
+                        near(&read::<f32>(&gpu, &out, n_queries * width), limit);
+                        continue;
+                    }
+                };
+                let [k_heads, v_heads] = plan.heads_len(n_keys, n_head_kv).map(|n| poisoned(&gpu, n.div_ceil(2)));
+                let args = EncoderHeadsArgs {
                     k: k.ptr(),
                     v: v.ptr(),
+                    k_heads: k_heads.ptr(),
+                    v_heads: v_heads.ptr(),
+                    n_keys: n_keys as u32,
+                    width: kv_width as u32,
+                    head_dim: head_dim as u32,
+                    padded: plan.padded as u32,
+                };
+                launch(&gpu, plan.heads, plan.heads_grid(N_SM, n_keys, n_head_kv), &args);
+                let order = n_queries.div_ceil(8) as u32 | WIDE;
+                let packed = poisoned(&gpu, packed_len(width, order) / 2);
+                let args = EncoderUnitsArgs {
+                    q: q.ptr(),
+                    k_heads: k_heads.ptr(),
+                    v_heads: v_heads.ptr(),
                     out: out.ptr(),
+                    packed: packed.ptr(),
                     tiles: tiles_buffer.ptr(),
                     n_queries: n_queries as u32,
                     n_keys: n_keys as u32,
                     width: width as u32,
                     kv_width: kv_width as u32,
                     head_dim: head_dim as u32,
+                    n_token_tiles: order,
                     scale,
+                    unused: 0,
                 };
                 launch(&gpu, plan.entry, plan.grid(tiles.len(), n_head), &args);
-                let name = plan.entry.name;
-                let limit = if name.contains("on_units") { F16_ERROR } else { ERROR };
-                let what = format!("{name}: {n_head} heads of {head_dim}, {n_head_kv} of keys, {n_queries} queries");
-                assert_near(&read::<f32>(&gpu, &out, n_queries * width), &expected, width, limit, &what);
+                let got = read::<f32>(&gpu, &out, n_queries * width);
+                near(&got, F16_ERROR);
+                check_packed(&read(&gpu, &packed, packed_len(width, order)), &got, width, order, &what);
             }
         }
     }
@@ -278,6 +366,6 @@ fn attention_of_pictures() {
 #[test]
 fn heads_of_pictures_without_kernels_are_refused() {
     for (head_dim, exact) in [(0, true), (63, false), (257, true), (258, false)] {
-        assert!(AttentionPlan::new(head_dim, exact).is_err(), "{head_dim}");
+        assert!(AttentionPlan::new(head_dim, exact, true, &[]).is_err(), "{head_dim}");
     }
 }

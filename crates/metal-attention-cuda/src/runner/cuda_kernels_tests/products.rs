@@ -6,14 +6,15 @@
 
 use std::sync::Arc;
 
-use metal_attention_gguf::TensorType;
+use metal_attention_gguf::{Tensor, TensorType};
 
 use super::super::linear::{LinearInput, LinearOp};
+use super::super::matmul_wide::{WideOutput, WideProduct};
 use super::{
     Expected, WIDE, assert_close, launch, packed, packed_len, pass, poisoned, random, read, rounded, tensor, unpacked,
 };
 use crate::CudaExecutor;
-use crate::args::{Epilogue, MatmulArgs};
+use crate::args::{ElementsFunction, Epilogue, MatmulArgs, ResultRowsArgs};
 use crate::kernels;
 use crate::launch::LaunchGrid;
 use crate::matrix::{CudaMatrix, WeightLayout};
@@ -371,6 +372,87 @@ fn matmul_wide() {
 fn matmul_wide_epilogues() {
     if has_wgmma() {
         check_epilogues(Kernels::Wide, &[15, 65]);
+    }
+}
+
+/// Products of packed rows with several matrices, each with a result of its own; and one whose result is activated and packed.
+#[test]
+fn matmul_wide_results() {
+    if !has_wgmma() {
+        return;
+    }
+    let Some(mut pass) = pass() else { return };
+    let gpu = Arc::clone(&pass.runner.gpu);
+    let n_in = 132;
+    for n_tokens in [16_usize, 65, 257] {
+        pass.runner.max_few_tokens = 0;
+        let order = n_tokens.div_ceil(8) as u32 | WIDE;
+        let x = random(1, n_tokens * n_in);
+        let x_packed = gpu.upload("x", &packed(&x, n_in, order)).unwrap();
+        let parts = [200, 64, 129].map(|n_out| {
+            let tensor = tensor(TensorType::F16, n_in, n_out, n_out as u64);
+            let matrix = CudaMatrix::new(&gpu, &mut pass.runner.kernels, &tensor).unwrap();
+            let bias = random(n_out as u64, n_out);
+            let bias_buffer = gpu.upload("bias", &bias).unwrap();
+            (tensor, matrix, bias, bias_buffer, poisoned(&gpu, n_tokens * n_out))
+        });
+        let results = parts.each_ref().map(|(_, matrix, _, bias, y)| ResultRowsArgs {
+            y: y.ptr(),
+            bias: bias.ptr(),
+            n_out: matrix.n_rows as u32,
+            unused: 0,
+        });
+        let product = WideProduct {
+            label: "test",
+            matrices: &parts.each_ref().map(|part| (&part.1, 0)),
+            results: &results,
+            output: WideOutput::Epilogue { epilogue: Epilogue::Store, activation: 0 },
+            scale: 1.0,
+            packed: DevicePtr::NULL,
+        };
+        pass.runner.launcher().wide_product(&product, x_packed.slice(), n_tokens).unwrap();
+        let sums = |tensor: &Tensor, bias: &[f32]| -> Vec<Expected> {
+            let weights = tensor.to_f32();
+            let rows = x.chunks(n_in).flat_map(|x| {
+                let x: Vec<f64> = x.iter().map(|v| f64::from(rounded(*v))).collect();
+                let sum = |(w, bias): (&[f32], &f32)| {
+                    let (sum, size) = dot(w, &x);
+                    Expected { value: sum + f64::from(*bias), error: sum_error(n_in) * size + 1e-6 }
+                };
+                weights.chunks(n_in).zip(bias).map(sum).collect::<Vec<_>>()
+            });
+            rows.collect()
+        };
+        for (tensor, matrix, bias, _, y) in &parts {
+            let got = read::<f32>(&gpu, y, n_tokens * matrix.n_rows);
+            assert_close(&got, &sums(tensor, bias), matrix.n_rows, &format!("{n_tokens} tokens, {}", matrix.n_rows));
+        }
+        for function in [ElementsFunction::Gelu, ElementsFunction::GeluErf, ElementsFunction::QuickGelu] {
+            for ((tensor, matrix, bias, ..), result) in parts.iter().zip(results) {
+                let n_out = matrix.n_rows;
+                let y = gpu.upload("y", &vec![0xffff_u16; packed_len(n_out, order)]).unwrap();
+                let product = WideProduct {
+                    matrices: &[(matrix, 0)],
+                    results: &[ResultRowsArgs { y: DevicePtr::NULL, ..result }],
+                    output: WideOutput::Activated(function),
+                    packed: y.ptr(),
+                    ..product
+                };
+                pass.runner.launcher().wide_product(&product, x_packed.slice(), n_tokens).unwrap();
+                let width = n_out.next_multiple_of(64);
+                let all = unpacked(&read(&gpu, &y, packed_len(n_out, order)), width, n_tokens, order);
+                let rows = || all.chunks(width);
+                assert!(rows().all(|row| row[n_out..].iter().all(|v| *v == 0.0)), "zeros fill the last panel up");
+                let got: Vec<f32> = rows().flat_map(|row| &row[..n_out]).copied().collect();
+                let activated = |Expected { value, error }: Expected| {
+                    let of = |v| super::encoder::function(function, v, 1.0, [0.0; 2]);
+                    // Slopes are at most 1.13; results are F16.
+                    Expected { value: of(value), error: 1.2 * error + of(value).abs() / 2048.0 + 1e-6 }
+                };
+                let expected: Vec<_> = sums(tensor, bias).into_iter().map(activated).collect();
+                assert_close(&got, &expected, n_out, &format!("{function:?}, {n_tokens} tokens, {n_out}"));
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use bytemuck::Zeroable;
 use half::f16;
 use metal_attention_gguf::TensorType;
 
+use super::super::linear::MANY_ROWS;
 use super::{Expected, assert_close, launch, packed_len, pass, poisoned, random, read, tensor, unpacked};
 use crate::CudaExecutor;
 use crate::args::{ActivationArgs, ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs, TokenArgs};
@@ -16,7 +17,7 @@ use crate::matrix::CudaMatrix;
 use crate::slice::DevicePtr;
 
 /// The packed rows have to be those of `out`, rounded to F16, and zeros up to whole panels.
-fn check_packed(packed: &[u16], out: &[f32], n_in: usize, order: u32, what: &str) {
+pub(super) fn check_packed(packed: &[u16], out: &[f32], n_in: usize, order: u32, what: &str) {
     let (n_rows, padded) = (out.len() / n_in, n_in.next_multiple_of(64));
     for (i, got) in unpacked(packed, padded, n_rows, order).iter().enumerate() {
         let (row, k) = (i / padded, i % padded);
@@ -121,6 +122,13 @@ fn norms() {
             check_norm(&mut pass, Norm { bias: true, indexed: true, ..case });
             check_norm(&mut pass, Norm { in_place: true, scale: -2.0, ..case });
         }
+    }
+    // So many rows that a warp takes each, where they have at most 2048 elements.
+    let n_rows = MANY_ROWS * pass.runner.gpu.summary().n_sm + 3;
+    for (n_in, kind) in [(4, 2), (100, 1), (768, 2), (2048, 2), (2052, 2), (577, 1)] {
+        let case = Norm { n_in, n_rows, kind, ..plain };
+        check_norm(&mut pass, Norm { bias: kind == 2, ..case });
+        check_norm(&mut pass, Norm { indexed: true, scale: 0.75, accumulate: true, ..case });
     }
 }
 

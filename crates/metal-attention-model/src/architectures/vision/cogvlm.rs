@@ -12,7 +12,7 @@ const EPS: f32 = 1e-5;
 
 pub(super) fn cogvlm(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(r.positions(1, Interpolation::None)?), class_token(r)?];
+    let mut stages = vec![kernel, Stage::positions(r.positions(1, Interpolation::None)?), class_token(r)?];
     for i in 0..r.n_block {
         let block = r.block(i, NormKind::Layer)?;
         let Block { attention_norm, attention, feed_forward_norm, feed_forward, .. } = block;
@@ -30,5 +30,5 @@ pub(super) fn cogvlm(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     stages.push(Stage::FeedForward(EncoderFeedForward::Gated { gate, up, activation: EncoderActivation::Silu, down }));
     let row = |name: &str| r.values(name, r.n_embd);
     stages.push(Stage::Others { before: row("v.boi")?, after: row("v.eoi")? });
-    Ok(VisionModel::new(r, r.encoder(patch, stages), Layout::Square { side: r.image }).with_fill(MEAN_COLOUR))
+    Ok(VisionModel::new(r.encoder(patch, stages), Layout::Square { side: r.image }).with_fill(MEAN_COLOUR))
 }

@@ -90,7 +90,7 @@ fn model(
     let plausible = (least..=MAX_TILES).contains(&most);
     r.keys.check("vision.preproc_max_tiles", most, plausible, "must be at least preproc_min_tiles and at most 100")?;
     let layout = Layout::DeepSeekOcr { whole: WHOLE, tile, tiles: [least, most], joined };
-    Ok(VisionModel::new(r, encoder, layout).with_fill([127; 3]).with_markers(&[["", "\n"]]))
+    Ok(VisionModel::new(encoder, layout).with_fill([127; 3]).with_markers(&[["", "\n"]]))
 }
 
 /// SAM's tower with the convolutions behind it, for the whole picture and tiles of the side `tile`.
@@ -109,7 +109,7 @@ fn sam(r: &EncoderReader<'_>, tile: usize) -> Result<Vec<Stage<FileWeights>>, Mo
     r.keys.check("vision.window_size", sam.window, sam.window <= WHOLE / PATCH, "at most 64 patches are plausible")?;
     let kernel = r.patch_kernel("v.sam.patch_embd", 3 * PATCH * PATCH, sam.width)?;
     let table = r.table("v.sam.pos_embd.weight", sam.width, 0, Interpolation::AntialiasedCubic)?;
-    let mut stages = vec![Stage::Linear(kernel), Stage::Positions(table)];
+    let mut stages = vec![Stage::Linear(kernel), Stage::positions(table)];
     for i in 0..sam.n_block {
         let name = |part: &str| format!("v.sam.blk.{i}.{part}");
         let norm = |part: &str| r.norm(&name(part), sam.width, NormKind::Layer, SAM_EPS).map(Stage::Norm);
@@ -196,7 +196,7 @@ fn lengthened(table: &[f32], width: usize, n: usize) -> Vec<f32> {
 /// CLIP's tower over the results of SAM.
 fn clip(r: &EncoderReader<'_>) -> Result<Vec<Stage<FileWeights>>, ModelError> {
     let r = &r.with_eps(CLIP_EPS);
-    let mut stages = vec![Stage::Positions(r.positions(1, Interpolation::AntialiasedCubic)?), class_token(r)?];
+    let mut stages = vec![Stage::positions(r.positions(1, Interpolation::AntialiasedCubic)?), class_token(r)?];
     if let Some(norm) = r.opt_norm("v.pre_ln", r.width, NormKind::Layer, r.eps)? {
         stages.push(Stage::Norm(norm));
     }

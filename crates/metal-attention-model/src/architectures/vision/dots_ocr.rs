@@ -17,6 +17,6 @@ pub(super) fn dots_ocr(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError>
     stages.push(Stage::Norm(r.norm("mm.input_norm", r.width, NormKind::Layer, EPS)?));
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.extend(two_layers(r, ["mm.0", "mm.2"], side * side * r.width, EncoderActivation::GeluErf)?);
-    let model = VisionModel::new(r, r.encoder(patch, stages), r.kept_in_pixels(side)?);
+    let model = VisionModel::new(r.encoder(patch, stages), r.kept_in_pixels(side)?);
     Ok(model.with_markers(&[["<|img|>", "<|endofimg|>"]]))
 }

@@ -3,8 +3,8 @@
 use metal_attention_pictures::{Filter, Layout, PixelRange};
 
 use crate::vision::{
-    Angles, Encoder, EncoderNorm, EncoderReader, FileWeights, Interpolation, PatchOrder, PatchSpec, PictureAttention,
-    PositionTable, Stage, VisionModel,
+    Angles, Colours, Encoder, EncoderNorm, EncoderReader, FileWeights, Interpolation, PatchOrder, PatchSpec,
+    PictureAttention, PositionTable, Stage, VisionModel,
 };
 use crate::{ModelError, NormKind};
 
@@ -18,7 +18,7 @@ const UNIFIED_EPS: f32 = 1e-5;
 pub(super) fn gemma3(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.projector.scale_factor", 4)?;
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::None)?)];
+    let mut stages = vec![kernel, Stage::positions(r.positions(0, Interpolation::None)?)];
     stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, _| ())?);
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
     stages.push(Stage::Pool { side });
@@ -27,7 +27,7 @@ pub(super) fn gemma3(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let transposed = r.values("mm.input_projection.weight", r.width * r.n_embd)?;
     let matrix: Vec<f32> = (0..r.n_embd).flat_map(|o| transposed.iter().skip(o).step_by(r.n_embd).copied()).collect();
     stages.push(Stage::Linear(r.computed("mm.input_projection", [r.width, r.n_embd], &matrix)?));
-    let model = VisionModel::new(r, r.encoder(patch, stages), Layout::Square { side: r.image });
+    let model = VisionModel::new(r.encoder(patch, stages), Layout::Square { side: r.image });
     let model = model.with_filter(Filter::Bilinear).with_attention(PictureAttention::Bidirectional);
     Ok(model.with_markers(&[["<start_of_image>", "<end_of_image>"]]))
 }
@@ -54,7 +54,7 @@ fn axes(r: &EncoderReader<'_>) -> Result<PositionTable, ModelError> {
 fn gemma4(r: &EncoderReader<'_>, encoder: Encoder<FileWeights>, layout: Layout) -> VisionModel {
     let is_causal = CAUSAL_WIDTHS.contains(&r.n_embd);
     let attention = if is_causal { PictureAttention::Causal } else { PictureAttention::BidirectionalInWindows };
-    VisionModel::new(r, encoder, layout).with_attention(attention).with_markers(&[["<|image>", "<image|>"]])
+    VisionModel::new(encoder, layout).with_attention(attention).with_markers(&[["<|image>", "<image|>"]])
 }
 
 pub(super) fn gemma4v(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
@@ -62,7 +62,7 @@ pub(super) fn gemma4v(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
     let head_dim = r.head_dim();
     let angles = Angles::within_halves(head_dim, 100.0);
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(axes(r)?)];
+    let mut stages = vec![kernel, Stage::positions(axes(r)?)];
     stages.extend(r.blocks(r.n_block, NormKind::Rms, |_, block| {
         block.attention.rope = Some(angles.clone());
         block.attention.v_norm = Some(plain_norm(head_dim, r.eps));
@@ -81,7 +81,7 @@ pub(super) fn gemma4v(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
     stages.push(Stage::Linear(r.linear("mm.input_projection", r.width, Some(r.n_embd))?));
     let mut model = gemma4(r, r.encoder(patch, stages), r.kept(side, TOKENS));
     // The model computes 2 x - 1, which the file does not say.
-    (model.mean, model.std) = ([0.5; 3], [0.5; 3]);
+    model.encoder.colours = Colours { mean: [0.5; 3], std: [0.5; 3] };
     Ok(model)
 }
 
@@ -95,7 +95,7 @@ pub(super) fn gemma4uv(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError>
         norm(1, n_in)?,
         Stage::Linear(r.linear("v.patch_embd", n_in, Some(r.width))?),
         norm(2, r.width)?,
-        Stage::Positions(axes(r)?),
+        Stage::positions(axes(r)?),
         norm(3, r.width)?,
         Stage::Norm(plain_norm(r.width, r.eps)),
         Stage::Linear(r.linear("mm.input_projection", r.width, Some(r.n_embd))?),

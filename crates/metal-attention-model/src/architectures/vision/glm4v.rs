@@ -15,7 +15,7 @@ const EPS: f32 = 1e-5;
 
 pub(super) fn glm4v(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
-    let model = VisionModel::new(r, encoder(r, side, None)?, r.kept(side, [8, 4096]));
+    let model = VisionModel::new(encoder(r, side, None)?, r.kept(side, [8, 4096]));
     Ok(model.with_markers(MARKERS))
 }
 
@@ -24,7 +24,7 @@ pub(super) fn glm5v(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
     let limit = r.keys.opt_positive_f32("vision.swiglu_clamp")?;
     let layout = Layout::Canvas { multiple: r.patch * side, pixels: r.pixels(PixelRange::ALL)? };
-    Ok(VisionModel::new(r, encoder(r, side, limit)?, layout).with_markers(MARKERS))
+    Ok(VisionModel::new(encoder(r, side, limit)?, layout).with_markers(MARKERS))
 }
 
 /// Limits the gate of a gated feed-forward to at most `limit`, and its other input to at most that far from zero.
@@ -45,7 +45,7 @@ fn encoder(r: &EncoderReader<'_>, side: usize, limit: Option<f32>) -> Result<Enc
     }
     // GLM-OCR has no learned positions.
     if r.has("v.position_embd.weight") {
-        stages.push(Stage::Positions(r.positions(0, Interpolation::Cubic)?));
+        stages.push(Stage::positions(r.positions(0, Interpolation::Cubic)?));
     }
     stages.push(Stage::Reorder(RowOrder::Blocks(side as u32)));
     stages.extend(r.blocks(r.n_block, NormKind::Rms, |_, block| {

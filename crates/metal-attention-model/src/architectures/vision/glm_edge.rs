@@ -31,5 +31,5 @@ pub(super) fn adapter(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
     let down = linear("dense_4h_to_h", gate.n_out, Some(n))?;
     stages.push(Stage::FeedForward(EncoderFeedForward::Gated { gate, up, activation: EncoderActivation::Silu, down }));
     stages.push(Stage::Others { before: r.values("adapter.boi", n)?, after: r.values("adapter.eoi", n)? });
-    Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }))
+    Ok(VisionModel::new(encoder, Layout::Square { side: r.image }))
 }

@@ -9,7 +9,7 @@ use crate::{ModelError, NormKind};
 pub(super) fn hunyuanvl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::Lengthened)?)];
+    let mut stages = vec![kernel, Stage::positions(r.positions(0, Interpolation::Lengthened)?)];
     stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, block| block.set_activation(EncoderActivation::Gelu))?);
     if let Some(norm) = r.opt_norm("v.post_ln", r.width, NormKind::Layer, r.eps)? {
         stages.push(Stage::Norm(norm));
@@ -28,7 +28,7 @@ pub(super) fn hunyuanvl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError
     let multiple = r.patch * side;
     let pixels = r.pixels(PixelRange::of_tokens(256, 16384, multiple))?;
     let layout = Layout::Stretched { multiple, pixels };
-    let mut model = VisionModel::new(r, r.encoder(patch, stages), layout).with_filter(Filter::Lanczos);
+    let mut model = VisionModel::new(r.encoder(patch, stages), layout).with_filter(Filter::Lanczos);
     model.has_grid_positions = false;
     Ok(model.with_markers(&[[
         "<\u{ff5c}hy_place\u{2581}holder\u{2581}no\u{2581}100\u{ff5c}>",

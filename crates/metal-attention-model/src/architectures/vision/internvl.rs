@@ -15,7 +15,7 @@ pub(super) fn internvl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError>
     let side = r.merge_side("vision.projector.scale_factor", 2)?;
     let merged = side * side * r.width;
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(r.positions(1, Interpolation::None)?)];
+    let mut stages = vec![kernel, Stage::positions(r.positions(1, Interpolation::None)?)];
     stages.push(class_token(r)?);
     // The norms of the largest towers are RMS norms, which have no bias.
     let kind = if r.has("v.blk.0.ln1.bias") { NormKind::Layer } else { NormKind::Rms };
@@ -29,5 +29,5 @@ pub(super) fn internvl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError>
     let plausible = (least..=MAX_TILES).contains(&most);
     r.keys.check("vision.preproc_max_tiles", most, plausible, "must be at least preproc_min_tiles and at most 64")?;
     let layout = Layout::Tiled { tile: r.image, candidates: Candidates::of_tiles(r.image, least, most) };
-    Ok(VisionModel::new(r, r.encoder(patch, stages), layout).with_markers(&[["<img>", "</img>"]]))
+    Ok(VisionModel::new(r.encoder(patch, stages), layout).with_markers(&[["<img>", "</img>"]]))
 }

@@ -18,13 +18,13 @@ fn kimi(
     let side = r.merge_side("vision.projector.scale_factor", 2)?;
     let angles = Angles::of_neighbours(r.head_dim(), [Axis::X, Axis::Y], [0.0, 0.0]);
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(r.positions(0, interpolation)?)];
+    let mut stages = vec![kernel, Stage::positions(r.positions(0, interpolation)?)];
     stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, block| block.attention.rope = Some(angles.clone()))?);
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
     stages.push(Stage::Norm(r.norm("mm.input_norm", r.width, NormKind::Layer, eps)?));
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.extend(two_layers(r, ["mm.1", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
-    Ok(VisionModel::new(r, r.encoder(patch, stages), layout))
+    Ok(VisionModel::new(r.encoder(patch, stages), layout))
 }
 
 pub(super) fn kimivl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {

@@ -13,7 +13,7 @@ pub(super) fn llama4(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let mut row = r.values("v.class_embd", r.width)?;
     let last = positions.rows.split_off(positions.rows.len() - r.width);
     row.iter_mut().zip(&last).for_each(|(v, position)| *v += position);
-    let mut stages = vec![kernel, Stage::Positions(positions), Stage::Others { before: Vec::new(), after: row }];
+    let mut stages = vec![kernel, Stage::positions(positions), Stage::Others { before: Vec::new(), after: row }];
     stages.push(Stage::Norm(r.norm("v.pre_ln", r.width, NormKind::Layer, r.eps)?));
     stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, block| block.attention.rope = Some(angles.clone()))?);
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
@@ -25,5 +25,5 @@ pub(super) fn llama4(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     stages.extend([Stage::Linear(first), Stage::Activation(EncoderActivation::Gelu)]);
     stages.extend([Stage::Linear(second), Stage::Activation(EncoderActivation::Gelu), Stage::Linear(last)]);
     let layout = Layout::Tiled { tile: r.image, candidates: Candidates::up_to_square(r.image, 3) };
-    Ok(VisionModel::new(r, r.encoder(patch, stages), layout).with_markers(&[["<|image_start|>", "<|image_end|>"]]))
+    Ok(VisionModel::new(r.encoder(patch, stages), layout).with_markers(&[["<|image_start|>", "<|image_end|>"]]))
 }

@@ -20,7 +20,7 @@ pub(super) fn tower(
     let (patch, kernel) = r.patches()?;
     let mut stages = vec![kernel];
     let has_class = r.has("v.class_embd");
-    stages.push(Stage::Positions(r.positions(usize::from(has_class), interpolation)?));
+    stages.push(Stage::positions(r.positions(usize::from(has_class), interpolation)?));
     if has_class {
         stages.push(class_token(r)?);
     }
@@ -51,12 +51,12 @@ pub(super) fn mlp(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let width = features.len().max(1) * r.width;
     encoder.stages.extend(two_layers(r, ["mm.0", "mm.2"], width, EncoderActivation::Gelu)?);
     let Some(sizes) = r.keys.opt_sizes("vision.image_grid_pinpoints")? else {
-        return Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }).with_fill(MEAN_COLOUR));
+        return Ok(VisionModel::new(encoder, Layout::Square { side: r.image }).with_fill(MEAN_COLOUR));
     };
     let pairs = sizes.len().is_multiple_of(2) && !sizes.is_empty() && sizes.iter().all(|side| *side > 0);
     r.keys.check("vision.image_grid_pinpoints", sizes.len(), pairs, "must be pairs of a width and a height")?;
     let layout = Layout::Tiled { tile: r.image, candidates: Candidates::listed(&sizes) };
-    Ok(VisionModel::new(r, encoder, layout))
+    Ok(VisionModel::new(encoder, layout))
 }
 
 /// `MobileVLM` V2 (arXiv 2402.03766): CLIP with two layers, a mean of 2 x 2 patches, and a convolution of each column.
@@ -67,7 +67,7 @@ pub(super) fn ldpv2(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let convolution = Stage::Depthwise { side, stride: 1, kernel };
     let bias = Stage::AddRow(r.values("mm.model.peg.0.bias", r.n_embd)?);
     encoder.stages.extend([Stage::Pool { side: 2 }, Stage::Sum([Vec::new(), vec![convolution, bias]])]);
-    Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }).with_fill(MEAN_COLOUR))
+    Ok(VisionModel::new(encoder, Layout::Square { side: r.image }).with_fill(MEAN_COLOUR))
 }
 
 /// A SigLIP tower with a norm behind its blocks.
@@ -86,10 +86,10 @@ fn siglip(
 
 pub(super) fn phi4(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let encoder = siglip(r, Interpolation::Antialiased, ["mm.0", "mm.2"])?;
-    Ok(VisionModel::new(r, encoder, r.kept_in_pixels(1)?).with_filter(Filter::Bilinear))
+    Ok(VisionModel::new(encoder, r.kept_in_pixels(1)?).with_filter(Filter::Bilinear))
 }
 
 pub(super) fn janus_pro(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let encoder = siglip(r, Interpolation::None, ["mm.0", "mm.1"])?;
-    Ok(VisionModel::new(r, encoder, Layout::Square { side: r.image }).with_fill([127; 3]))
+    Ok(VisionModel::new(encoder, Layout::Square { side: r.image }).with_fill([127; 3]))
 }

@@ -23,7 +23,7 @@ pub(super) fn resampler(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError
     let (patch, kernel) = r.patches()?;
     let n = r.n_embd;
     r.keys.check("vision.projection_dim", n, n.is_multiple_of(HEAD_DIM), "must be a multiple of 128")?;
-    let mut stages = vec![kernel, Stage::Positions(buckets(r)?)];
+    let mut stages = vec![kernel, Stage::positions(buckets(r)?)];
     stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, _| ())?);
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
     let queries = r.all_values("resampler.query", n)?;
@@ -44,7 +44,7 @@ pub(super) fn resampler(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError
     stages.push(Stage::Linear(r.linear("resampler.proj", n, Some(n))?));
     // Version 2 is MiniCPM-V 2.5.
     let is_first = r.keys.opt_usize("minicpmv_version")? == Some(2);
-    let model = VisionModel::new(r, r.encoder(patch, stages), Layout::MiniCpm { tile: r.image, multiple: r.patch });
+    let model = VisionModel::new(r.encoder(patch, stages), Layout::MiniCpm { tile: r.image, multiple: r.patch });
     Ok(model.with_tiles(if is_first { TileMarkers::MiniCpm25 } else { TileMarkers::MiniCpm26 }))
 }
 
@@ -56,7 +56,7 @@ pub(super) fn minicpmv46(r: &EncoderReader<'_>) -> Result<VisionModel, ModelErro
     // With half the factor there is no merger among the blocks.
     let has_merger = r.merge_side("vision.projector.scale_factor", 4)? == 4;
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(buckets(r)?), Stage::Reorder(RowOrder::Blocks(2))];
+    let mut stages = vec![kernel, Stage::positions(buckets(r)?), Stage::Reorder(RowOrder::Blocks(2))];
     for (i, block) in r.blocks(r.n_block, NormKind::Layer, |_, _| ())?.into_iter().enumerate() {
         stages.push(block);
         if i != after || !has_merger {
@@ -72,5 +72,5 @@ pub(super) fn minicpmv46(r: &EncoderReader<'_>) -> Result<VisionModel, ModelErro
     stages.extend([norm("v.post_ln", r.width)?, merge(), norm("mm.input_norm", merged)?]);
     stages.push(Stage::FeedForward(r.feed_forward("mm.", [merged, r.n_embd], EncoderActivation::GeluErf)?));
     let layout = Layout::MiniCpm { tile: r.image, multiple: 4 * r.patch };
-    Ok(VisionModel::new(r, r.encoder(patch, stages), layout).with_tiles(TileMarkers::MiniCpm26))
+    Ok(VisionModel::new(r.encoder(patch, stages), layout).with_tiles(TileMarkers::MiniCpm26))
 }

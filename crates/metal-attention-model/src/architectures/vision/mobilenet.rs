@@ -170,6 +170,6 @@ pub(super) fn gemma3nv(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError>
     let projection = r.linear("mm.input_projection", width, Some(r.n_embd))?;
     b.stages.extend([Stage::Norm(norm), Stage::Linear(projection), Stage::Norm(plain(r.n_embd))]);
     let patch = PatchSpec { side: 1, order: PatchOrder::PixelFirst };
-    let model = VisionModel::new(r, r.encoder(patch, b.stages), Layout::Square { side: r.image });
+    let model = VisionModel::new(r.encoder(patch, b.stages), Layout::Square { side: r.image });
     Ok(model.with_filter(Filter::Bilinear).with_markers(&[["<start_of_image>", "<end_of_image>"]]))
 }

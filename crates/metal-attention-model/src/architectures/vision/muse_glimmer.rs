@@ -20,7 +20,7 @@ pub(super) fn muse_glimmer(r: &EncoderReader<'_>) -> Result<VisionModel, ModelEr
     let positions = r.positions(0, Interpolation::Linear)?;
     // Windows have the size of the table of positions.
     let window = positions.size[0];
-    let mut stages = vec![kernel, Stage::Positions(positions)];
+    let mut stages = vec![kernel, Stage::positions(positions)];
     stages.push(Stage::Reorder(RowOrder::Windows { window: window as u32, block: 1 }));
     let norm = |name: &str| Ok::<_, ModelError>(r.opt_norm(name, r.width, NormKind::Layer, r.eps)?.map(Stage::Norm));
     stages.extend(norm("v.pre_ln")?);
@@ -39,6 +39,6 @@ pub(super) fn muse_glimmer(r: &EncoderReader<'_>) -> Result<VisionModel, ModelEr
     stages.extend([Stage::Linear(second), Stage::Activation(EncoderActivation::GeluErf), Stage::Linear(last)]);
     let multiple = r.patch * side;
     let pixels = PixelRange::of_tokens(TOKENS[0], TOKENS[1], multiple);
-    let model = VisionModel::new(r, r.encoder(patch, stages), Layout::NearestRatio { multiple, pixels });
+    let model = VisionModel::new(r.encoder(patch, stages), Layout::NearestRatio { multiple, pixels });
     Ok(model.with_filter(Filter::Lanczos).with_markers(&[["<|image_start|>", "<|image_end|>"]]))
 }

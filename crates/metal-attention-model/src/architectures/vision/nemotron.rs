@@ -13,7 +13,7 @@ pub(super) fn nemotron_v2_vl(r: &EncoderReader<'_>) -> Result<VisionModel, Model
     let side = r.merge_side("vision.projector.scale_factor", 2)?;
     let merged = side * side * r.width;
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::None)?)];
+    let mut stages = vec![kernel, Stage::positions(r.positions(0, Interpolation::None)?)];
     stages.push(Stage::Others { before: r.all_values("v.class_embd", r.width)?, after: Vec::new() });
     stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, _| ())?);
     if let Some(norm) = r.opt_norm("v.post_ln", r.width, NormKind::Layer, r.eps)? {
@@ -22,5 +22,5 @@ pub(super) fn nemotron_v2_vl(r: &EncoderReader<'_>) -> Result<VisionModel, Model
     stages.extend([Stage::DropOthers, Stage::Merge { side, order: MergeOrder::PatchFirst }]);
     stages.push(Stage::Norm(r.norm("mm.model.mlp.0", merged, NormKind::Rms, EPS)?));
     stages.extend(two_layers(r, ["mm.model.mlp.1", "mm.model.mlp.3"], merged, EncoderActivation::SquaredRelu)?);
-    Ok(VisionModel::new(r, r.encoder(patch, stages), Layout::Square { side: r.image }))
+    Ok(VisionModel::new(r.encoder(patch, stages), Layout::Square { side: r.image }))
 }

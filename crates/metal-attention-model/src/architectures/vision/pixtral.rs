@@ -30,12 +30,12 @@ fn encoder(r: &EncoderReader<'_>) -> Result<(usize, Encoder<FileWeights>), Model
 
 pub(super) fn pixtral(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let (side, encoder) = encoder(r)?;
-    Ok(VisionModel::new(r, encoder, r.kept(side, [8, 1024])).with_markers(&[["", "[IMG_END]"]]))
+    Ok(VisionModel::new(encoder, r.kept(side, [8, 1024])).with_markers(&[["", "[IMG_END]"]]))
 }
 
 pub(super) fn lightonocr(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let (side, encoder) = encoder(r)?;
     let longest = r.keys.opt_size("vision.preproc_image_size")?.unwrap_or(r.image);
     let layout = Layout::LongestSide { longest, multiple: r.patch * side, pixels: PixelRange::ALL };
-    Ok(VisionModel::new(r, encoder, layout).with_markers(&[["<|im_start|>", "<|im_end|>"]]))
+    Ok(VisionModel::new(encoder, layout).with_markers(&[["<|im_start|>", "<|im_end|>"]]))
 }

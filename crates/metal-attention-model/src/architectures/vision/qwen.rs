@@ -24,19 +24,19 @@ pub(super) fn qwen2vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
     stages.push(Stage::Norm(r.norm("v.post_ln", r.width, NormKind::Layer, r.eps)?));
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.extend(two_layers(r, ["mm.0", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
-    let model = VisionModel::new(r, r.encoder(patch, stages), r.kept(side, TOKENS));
+    let model = VisionModel::new(r.encoder(patch, stages), r.kept(side, TOKENS));
     Ok(model.with_markers(MARKERS))
 }
 
 pub(super) fn qwen25vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
-    Ok(VisionModel::new(r, with_windows(r, side)?, r.kept(side, TOKENS)).with_markers(MARKERS))
+    Ok(VisionModel::new(with_windows(r, side)?, r.kept(side, TOKENS)).with_markers(MARKERS))
 }
 
 /// EXAONE 4.5: Qwen2.5-VL's encoder, in which heads of queries share those of keys and values.
 pub(super) fn exaone45(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> {
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
-    let model = VisionModel::new(r, with_windows(r, side)?, r.kept_in_pixels(side)?);
+    let model = VisionModel::new(with_windows(r, side)?, r.kept_in_pixels(side)?);
     Ok(model.with_markers(&[["<vision>", "</vision>"]]))
 }
 
@@ -63,14 +63,14 @@ pub(super) fn ling3vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
     let side = r.merge_side("vision.spatial_merge_size", 2)?;
     let angles = Angles::of_halves(r.head_dim());
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::Corners)?)];
+    let mut stages = vec![kernel, Stage::positions(r.positions(0, Interpolation::Corners)?)];
     stages.push(Stage::Reorder(RowOrder::Blocks(side as u32)));
     stages.extend(r.blocks(r.n_block, NormKind::Layer, |_, block| block.attention.rope = Some(angles.clone()))?);
     stages.extend(r.opt_norm("v.post_ln", r.width, NormKind::Layer, r.eps)?.map(Stage::Norm));
     stages.push(Stage::Norm(r.norm("mm.input_norm", r.width, NormKind::Layer, r.eps)?));
     stages.push(Stage::Merge { side, order: MergeOrder::PatchFirst });
     stages.extend(two_layers(r, ["mm.0", "mm.2"], side * side * r.width, EncoderActivation::Gelu)?);
-    let model = VisionModel::new(r, r.encoder(patch, stages), r.kept(side, TOKENS));
+    let model = VisionModel::new(r.encoder(patch, stages), r.kept(side, TOKENS));
     Ok(model.with_markers(MARKERS))
 }
 
@@ -80,7 +80,7 @@ pub(super) fn qwen3vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
     let merged = side * side * r.width;
     let angles = Angles::of_halves(r.head_dim());
     let (patch, kernel) = r.patches()?;
-    let mut stages = vec![kernel, Stage::Positions(r.positions(0, Interpolation::Corners)?)];
+    let mut stages = vec![kernel, Stage::positions(r.positions(0, Interpolation::Corners)?)];
     stages.push(Stage::Reorder(RowOrder::Blocks(side as u32)));
     let merge = || Stage::Merge { side, order: MergeOrder::PatchFirst };
     let mut n_deepstack = 0;
@@ -103,5 +103,5 @@ pub(super) fn qwen3vl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
     stages.extend(two_layers(r, ["mm.0", "mm.2"], merged, EncoderActivation::Gelu)?);
     stages.push(Stage::JoinFeatures { with_rows: true });
     let encoder = Encoder { n_deepstack, ..r.encoder(patch, stages) };
-    Ok(VisionModel::new(r, encoder, r.kept(side, TOKENS)).with_markers(MARKERS))
+    Ok(VisionModel::new(encoder, r.kept(side, TOKENS)).with_markers(MARKERS))
 }

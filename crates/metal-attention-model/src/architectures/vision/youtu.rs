@@ -39,6 +39,6 @@ pub(super) fn youtuvl(r: &EncoderReader<'_>) -> Result<VisionModel, ModelError> 
     stages.extend(two_layers(r, ["mm.0", "mm.2"], SIDE * SIDE * r.width, EncoderActivation::Gelu)?);
     let multiple = r.patch * SIDE;
     let pixels = PixelRange::of_tokens(TOKENS[0], TOKENS[1], multiple);
-    let model = VisionModel::new(r, r.encoder(patch, stages), Layout::RoundedUp { multiple, pixels });
+    let model = VisionModel::new(r.encoder(patch, stages), Layout::RoundedUp { multiple, pixels });
     Ok(model.with_filter(Filter::Bilinear).with_markers(&[["<|vision_start|>", "<|vision_end|>"]]))
 }
