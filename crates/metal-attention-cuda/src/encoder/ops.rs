@@ -102,21 +102,7 @@ impl CudaEncoderOps {
         out: DeviceSlice<f32>,
         [a, b]: [f32; 2],
     ) -> Result<(), CudaError> {
-        let (y, y_stride) = y.map_or((DevicePtr::NULL, 0), |(y, stride)| (y.ptr(), stride));
-        let args = ElementsArgs {
-            x: x.slice().ptr(),
-            y,
-            out: out.ptr(),
-            packed: DevicePtr::NULL,
-            n_rows: x.n_rows as u32,
-            width: x.width as u32,
-            y_stride: y_stride as u32,
-            function: function as u32,
-            a,
-            b,
-            n_token_tiles: 0,
-            unused: 0,
-        };
+        let args = ElementsArgs { out: out.ptr(), a, b, ..elements_args(function, x, y) };
         self.launch_rows(kernels::ENCODER_ELEMENTS, x.n_rows, x.width, &args)
     }
 
@@ -182,6 +168,29 @@ fn for_each_part(parts: &mut [Vec<f32>], work: impl Fn(usize, &mut Vec<f32>) + S
         }
         run();
     });
+}
+
+/// The arguments of `function(x, y)`, with rows `y` and the distance of two of them in elements. The caller sets where the result goes.
+pub(super) fn elements_args(
+    function: ElementsFunction,
+    x: &CudaRows,
+    y: Option<(DeviceSlice<f32>, usize)>,
+) -> ElementsArgs {
+    let (y, y_stride) = y.map_or((DevicePtr::NULL, 0), |(y, stride)| (y.ptr(), stride));
+    ElementsArgs {
+        x: x.slice().ptr(),
+        y,
+        out: DevicePtr::NULL,
+        packed: DevicePtr::NULL,
+        n_rows: x.n_rows as u32,
+        width: x.width as u32,
+        y_stride: y_stride as u32,
+        function: function as u32,
+        a: 0.0,
+        b: 0.0,
+        n_token_tiles: 0,
+        unused: 0,
+    }
 }
 
 /// The factors of sums of rows.
@@ -289,16 +298,10 @@ impl EncoderOps for CudaEncoderOps {
 
     fn linear(&mut self, x: &CudaRows, linear: &EncoderLinear<CudaEncoderTypes>) -> Result<CudaRows, CudaError> {
         self.gpu.check_watch()?;
-        let mut y = self.memory.rows(x.n_rows, linear.n_out)?;
-        let Some(clamp) = linear.clamp else {
-            let input = self.input(x)?;
-            self.product((input, x.width), linear, &mut y, Epilogue::Store)?;
-            return Ok(y);
-        };
+        let Some(clamp) = linear.clamp else { return self.stored_product(x, linear) };
         let within = self.memory.rows(x.n_rows, x.width)?;
         self.elements(ElementsFunction::Clamp, x, None, within.slice(), clamp.input)?;
-        let input = self.input(&within)?;
-        self.product((input, x.width), linear, &mut y, Epilogue::Store)?;
+        let mut y = self.stored_product(&within, linear)?;
         let out = y.slice_mut();
         self.elements(ElementsFunction::Clamp, &y, None, out, clamp.output)?;
         Ok(y)

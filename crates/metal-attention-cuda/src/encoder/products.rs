@@ -5,7 +5,7 @@ use std::sync::Arc;
 use metal_attention_model::vision::{EncoderActivation, EncoderFeedForward, EncoderLinear, EncoderOps};
 
 use super::CudaEncoderTypes;
-use super::ops::{CudaEncoderOps, function_of};
+use super::ops::{CudaEncoderOps, elements_args, function_of};
 use super::rows::CudaRows;
 use crate::CudaError;
 use crate::activations::packed;
@@ -36,19 +36,11 @@ impl CudaEncoderOps {
         y: Option<&CudaRows>,
     ) -> Result<Arc<CudaBuffer>, CudaError> {
         let packed = self.packed_rows(x.n_rows, x.width)?;
+        let y = y.map(|y| (y.slice(), y.width));
         let args = ElementsArgs {
-            x: x.slice().ptr(),
-            y: y.map_or(DevicePtr::NULL, |y| y.slice().ptr()),
-            out: DevicePtr::NULL,
             packed: packed.ptr(),
-            n_rows: x.n_rows as u32,
-            width: x.width as u32,
-            y_stride: x.width as u32,
-            function: function_of(activation) as u32,
-            a: 0.0,
-            b: 0.0,
             n_token_tiles: self.packed_order(x.n_rows, x.width),
-            unused: 0,
+            ..elements_args(function_of(activation), x, y)
         };
         self.launch_rows(kernels::ENCODER_ELEMENTS, x.n_rows, x.width.next_multiple_of(PANEL), &args)?;
         Ok(packed)
@@ -89,6 +81,18 @@ impl CudaEncoderOps {
         let (n_rows, y, bias) = (y.n_rows, y.slice_mut(), bias_of(linear));
         let op = LinearOp { epilogue, bias, y, ..LinearOp::stored("picture", &linear.matrix) };
         self.launcher(width).product(&op, input, width, n_rows)
+    }
+
+    /// `W x + b`, without clamps.
+    pub(super) fn stored_product(
+        &mut self,
+        x: &CudaRows,
+        linear: &EncoderLinear<CudaEncoderTypes>,
+    ) -> Result<CudaRows, CudaError> {
+        let mut y = self.memory.rows(x.n_rows, linear.n_out)?;
+        let input = self.input(x)?;
+        self.product((input, x.width), linear, &mut y, Epilogue::Store)?;
+        Ok(y)
     }
 
     /// Launches the products of packed rows `x` with up to three matrices as one, if these are of `matmul_wide.rs` and clamp nothing.

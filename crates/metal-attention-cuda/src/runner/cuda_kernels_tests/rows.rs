@@ -123,7 +123,7 @@ fn norms() {
             check_norm(&mut pass, Norm { in_place: true, scale: -2.0, ..case });
         }
     }
-    // So many rows that a warp takes each, where they have at most 2048 elements.
+    // Enough rows for `norm_many_rows`, where a warp has a row; those of more than 2048 elements stay with `norm_rows`.
     let n_rows = MANY_ROWS * pass.runner.gpu.summary().n_sm + 3;
     for (n_in, kind) in [(4, 2), (100, 1), (768, 2), (2048, 2), (2052, 2), (577, 1)] {
         let case = Norm { n_in, n_rows, kind, ..plain };
