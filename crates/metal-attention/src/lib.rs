@@ -24,6 +24,7 @@ pub mod sampling;
 pub mod scheduler;
 mod sequence;
 mod session_file;
+pub mod speculation;
 mod stop_strings;
 mod text_stream;
 mod timings;

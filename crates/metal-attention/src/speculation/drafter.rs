@@ -1,0 +1,30 @@
+//! The interface of drafters.
+
+use crate::{ForwardError, MemoryUse};
+
+/// A sequence for which a drafter proposes tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftRequest<'a> {
+    /// The index of the sequence in the target's KV cache.
+    pub seq: usize,
+    /// All of its tokens, at least one. The target has evaluated all but the last one.
+    pub ids: &'a [u32],
+    /// The maximum number of tokens to propose.
+    pub n: usize,
+}
+
+/// Proposes tokens that may follow sequences.
+///
+/// A drafter compares the ids of a request with those of the last request for the same sequence, and drops what it keeps
+/// beyond their common prefix: a sequence may have been cut back, or replaced by another one.
+pub trait Drafter: Send {
+    /// Proposes up to [`n`](DraftRequest::n) tokens for each request, in order: those that are likeliest to follow the last
+    /// token, one after another. The lists may be shorter, also empty.
+    ///
+    /// # Errors
+    /// The drafter's model failed. The sequences go on without drafts.
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>, ForwardError>;
+
+    /// Bytes that it holds.
+    fn memory_use(&self) -> MemoryUse;
+}
