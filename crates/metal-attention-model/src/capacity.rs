@@ -74,7 +74,7 @@ impl Capacity {
 
 /// Bytes that a forward pass holds, or will hold, in the memory of its device, for the CPU in main memory; mapped files are not
 /// included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryUse {
     /// Weights in the kernels' layouts, and tables derived from them.
     pub weights: u64,

@@ -17,11 +17,15 @@ pub struct Batch<'a> {
     pub tokens: &'a [BatchToken],
     /// The spans, in the order of their inputs, without overlap.
     pub spans: &'a [Span<'a>],
+    /// Sequences whose inputs in the batch, except the first of each, are drafts, which may be cut back. Until the next
+    /// batch such a sequence can be [rewound](crate::ForwardPass::rewind) to each of its inputs, also in models with
+    /// recurrent layers, which keep the state after each of them in a slot.
+    pub drafted: &'a [usize],
 }
 
 impl<'a> From<&'a [BatchToken]> for Batch<'a> {
     fn from(tokens: &'a [BatchToken]) -> Self {
-        Self { tokens, spans: &[] }
+        Self { tokens, spans: &[], drafted: &[] }
     }
 }
 

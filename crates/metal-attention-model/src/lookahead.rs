@@ -115,7 +115,7 @@ mod tests {
     }
 
     fn append(pages: &mut PageTable, batch: &[BatchToken]) {
-        pages.check(batch, 100).unwrap();
+        pages.check(batch, 100, &[]).unwrap();
         assert_eq!(pages.append(batch), []);
     }
 

@@ -223,9 +223,12 @@ impl PageTable {
 
     /// Checks a batch as [`check_batch`] does, and that there are pages and slots for it. Pages of a window can be
     /// short only if [`n_windows`](Capacity::n_windows) is less than the number of sequences. A batch that passes can
-    /// be [appended](Self::append), whole or in micro-batches.
-    pub fn check(&self, batch: &[BatchToken], n_vocab: usize) -> Result<(), ForwardError> {
+    /// be [appended](Self::append), whole or in micro-batches. `drafted`: [`Batch::drafted`].
+    pub fn check(&self, batch: &[BatchToken], n_vocab: usize, drafted: &[usize]) -> Result<(), ForwardError> {
         check_batch(batch, n_vocab, self.capacity.n_ctx, &self.n_past)?;
+        if let Some(&seq) = drafted.iter().find(|&&seq| seq >= self.n_seq()) {
+            return Err(ForwardError::SequenceOutOfRange { seq, n_seq: self.n_seq() });
+        }
         let new = self.new_tokens(batch);
         for pool in &self.pools {
             let (needed, free) = (pool.pages_needed(&self.n_past, &new), pool.n_free());
@@ -233,14 +236,15 @@ impl PageTable {
                 return Err(ForwardError::OutOfPages { needed, free, total: pool.group.n_pages, page_len: PAGE });
             }
         }
-        self.states.as_ref().map_or(Ok(()), |states| states.check(&new))
+        self.states.as_ref().map_or(Ok(()), |states| states.check(&new, drafted))
     }
 
     /// Protects the recurrent states of the sequences of `batch` as they are now, until the next call: after the batch
-    /// was appended in several micro-batches, [`retract`](Self::retract) can take all of it back.
-    pub fn begin_batch(&mut self, batch: &[BatchToken]) {
+    /// was appended in several micro-batches, [`retract`](Self::retract) can take all of it back. The states after each
+    /// token of the sequences `drafted` ([`Batch::drafted`]) are kept as long.
+    pub fn begin_batch(&mut self, batch: &[BatchToken], drafted: &[usize]) {
         if let Some(states) = &mut self.states {
-            states.protect(batch);
+            states.protect(batch, drafted);
         }
     }
 

@@ -97,8 +97,10 @@ pub fn evaluate(
 ) -> Result<(), ForwardError> {
     let k = pass.max_top_k();
     let outputs = match required {
-        // Decode steps have no spans; this call runs them ahead.
-        RequiredScores::Argmax if batch.spans.is_empty() => Outputs::Ids(pass.forward_greedy(batch.tokens)?),
+        // Decode steps have neither spans nor drafts; this call runs them ahead.
+        RequiredScores::Argmax if batch.spans.is_empty() && batch.drafted.is_empty() => {
+            Outputs::Ids(pass.forward_greedy(batch.tokens)?)
+        }
         RequiredScores::Argmax => pass.forward_outputs(batch, OutputKind::Ids, &[])?.0,
         RequiredScores::TopK => pass.forward_outputs(batch, OutputKind::TopK(k), &[])?.0,
         RequiredScores::Logits => pass.forward_outputs(batch, OutputKind::Logits, &[])?.0,

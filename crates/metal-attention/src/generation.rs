@@ -137,7 +137,7 @@ impl<'a> Generation<'a> {
             return Ok(None);
         }
         let forbidden = if self.min_remaining > 0 { &self.forbidden_first } else { self.forbidden_later };
-        let id = self.sequence.step(forbidden)?;
+        let id = self.sequence.step(forbidden, self.remaining.unwrap_or(usize::MAX))?;
         if self.tokenizer.is_end_of_generation(id) || self.stop_ids.contains(&id) {
             self.stop(StopReason::EndOfGeneration);
             return Ok(None);

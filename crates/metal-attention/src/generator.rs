@@ -9,6 +9,7 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::sampling::{Sampler, SamplerOptions};
 use crate::sequence::Sequence;
+use crate::speculation::{DraftDepth, Drafter, Speculation};
 use crate::{
     Constraint, EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, PromptSpan,
     SessionError, SessionFile, Timings,
@@ -97,6 +98,22 @@ impl Generator {
     /// Sets the constraint on tokens, from the next token on; `None` removes it. A constraint is for one generation.
     pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
         self.sequence.set_constraint(constraint);
+    }
+
+    /// Sets the drafter, which proposes tokens so that a step may give several ([`speculation`](crate::speculation)); `None`
+    /// removes it. The text does not depend on it.
+    pub fn set_drafter(&mut self, drafter: Option<Box<dyn Drafter>>, depth: DraftDepth) {
+        self.sequence.set_drafter(drafter, depth);
+    }
+
+    /// [`set_drafter`](Self::set_drafter) with a new drafter of these options.
+    pub fn set_speculation(&mut self, options: Speculation) {
+        self.set_drafter(options.new_drafter(), options.depth);
+    }
+
+    /// The drafter.
+    pub fn drafter(&self) -> Option<&dyn Drafter> {
+        self.sequence.drafter()
     }
 
     /// The tokens of the sequence: the prompt and the generated ones.

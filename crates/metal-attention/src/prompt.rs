@@ -213,7 +213,7 @@ impl PromptLimits {
         let tokens: Vec<_> = prompt.iter().enumerate().map(token).collect();
         let all = |span: &PromptSpan| BatchSpan { first: span.inputs.start, content: Arc::clone(&span.content) };
         let all: Vec<_> = spans.iter().map(all).collect();
-        with_batch(&tokens, &all, |batch| check_spans(spec, batch, *n_ubatch, usize::MAX))?;
+        with_batch(&tokens, &all, &[], |batch| check_spans(spec, batch, *n_ubatch, usize::MAX))?;
         if last.inputs.end == prompt.len() {
             return Err(ForwardError::BadSpan { why: "the prompt ends with it; put a token behind it" });
         }
@@ -247,8 +247,13 @@ impl BatchSpan {
     }
 }
 
-/// Calls `run` with the batch of `tokens` and `spans`.
-pub(crate) fn with_batch<R>(tokens: &[BatchToken], spans: &[BatchSpan], run: impl FnOnce(Batch<'_>) -> R) -> R {
+/// Calls `run` with the batch of `tokens` and `spans`, in which the sequences `drafted` have drafts ([`Batch::drafted`]).
+pub(crate) fn with_batch<R>(
+    tokens: &[BatchToken],
+    spans: &[BatchSpan],
+    drafted: &[usize],
+    run: impl FnOnce(Batch<'_>) -> R,
+) -> R {
     let mut deepstack: Vec<Vec<&[f32]>> = Vec::new();
     for span in spans {
         deepstack.push(span.content.deepstack.iter().map(Vec::as_slice).collect());
@@ -261,7 +266,7 @@ pub(crate) fn with_batch<R>(tokens: &[BatchToken], spans: &[BatchSpan], run: imp
         bidirectional_in: &content.bidirectional_in,
     });
     let spans: Vec<_> = of_batch.collect();
-    run(Batch { tokens, spans: &spans })
+    run(Batch { tokens, spans: &spans, drafted })
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::prefix_store::PrefixStore;
 use crate::prompt::{BatchSpan, PrefixKey, PromptLimits, rewind, span_keys, with_batch};
 use crate::sampling::Sampler;
 use crate::scheduler::Client;
+use crate::speculation::{DraftDepth, DraftRequest, Drafter, ScoresAhead, Speculator};
 use crate::{
     Constraint, Error, LogitsProcessor, Model, Pooler, PromptSpan, SavedSequence, SessionError, SessionFile, SpanKey,
     Timings,
@@ -39,8 +40,12 @@ pub(crate) struct Sequence {
     /// Tokens of the last prompt, until its end is in `prompt_ends`; `None` if it is, or need not be.
     n_prompt: Option<usize>,
     /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache; the others are
-    /// evaluated by the next [`step`](Self::step).
+    /// evaluated by the next [`step`](Self::step). Behind them the cache may have drafts that were evaluated.
     ids: Vec<u32>,
+    /// Proposes drafts; `None`: each step gives one token.
+    speculator: Option<Speculator>,
+    /// The scores of the drafts that were evaluated last.
+    ahead: ScoresAhead,
     /// The keys of the spans among them.
     span_keys: Vec<SpanKey>,
     /// The spans with their rows; empty after a restored session.
@@ -63,6 +68,8 @@ impl Sequence {
             prompt_ends: PrefixStore::new(0, None),
             n_prompt: None,
             ids: Vec::new(),
+            speculator: None,
+            ahead: ScoresAhead::default(),
             span_keys: Vec::new(),
             spans: Vec::new(),
             started: Instant::now(),
@@ -87,11 +94,32 @@ impl Sequence {
 
     /// Replaces the sampler. The new one accepts the tokens at the next [`start`](Self::start).
     pub fn set_sampler(&mut self, sampler: Sampler) {
+        self.drop_drafts();
         self.sampler = sampler;
+    }
+
+    /// Sets or removes the drafter, from the next token on.
+    pub fn set_drafter(&mut self, drafter: Option<Box<dyn Drafter>>, depth: DraftDepth) {
+        self.speculator = drafter.map(|drafter| Speculator::new(drafter, depth));
+    }
+
+    /// The drafter.
+    pub fn drafter(&self) -> Option<&dyn Drafter> {
+        self.speculator.as_ref().map(Speculator::drafter)
+    }
+
+    /// Cuts drafts back whose tokens were not sampled.
+    fn drop_drafts(&mut self) {
+        self.ahead.clear();
+        if self.pass.position() > self.ids.len() {
+            let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
+            rewind(&mut *self.pass, 0, key, key.len());
+        }
     }
 
     /// Sets or removes the logits processor, from the next token on.
     pub fn set_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
+        self.drop_drafts();
         self.processing = processor.map(ActiveProcessor::new);
     }
 
@@ -139,6 +167,7 @@ impl Sequence {
             PromptLimits::of(&*self.pass).check(prompt, spans)?;
         }
         self.started = Instant::now();
+        self.drop_drafts();
         let span_keys = span_keys(spans);
         // The last token is always evaluated: its logits are sampled from.
         let key = PrefixKey { ids: prompt, spans: &span_keys }.first(prompt.len() - 1);
@@ -165,7 +194,7 @@ impl Sequence {
             }
             let (tokens, spans) = self.unevaluated(self.key().chunk(done, n_ubatch), false)?;
             let forward = |batch: Batch<'_>| self.pass.forward_outputs(batch, OutputKind::Logits, &[]).map(drop);
-            with_batch(&tokens, &spans, forward).map_err(|e| match e {
+            with_batch(&tokens, &spans, &[], forward).map_err(|e| match e {
                 ForwardError::Cancelled => Error::Interrupted { done, total: prompt.len() },
                 e => e.into(),
             })?;
@@ -190,6 +219,7 @@ impl Sequence {
 
     /// Writes a session file with `note` and a snapshot of the evaluated tokens.
     pub fn save(&mut self, path: &Path, model: &Model, note: &[u8]) -> Result<(), SessionError> {
+        self.drop_drafts();
         let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
         let n = rewind(&mut *self.pass, 0, key, key.len());
         let PrefixKey { ids, spans } = key.first(n);
@@ -199,6 +229,7 @@ impl Sequence {
     /// Replaces the sequence by that of a session file. After an error it is empty or unchanged.
     pub fn restore(&mut self, session: SessionFile, model: &Model) -> Result<(), SessionError> {
         self.n_prompt = None;
+        self.ahead.clear();
         let span_keys = session.spans().to_vec();
         let restored = session.restore(model, &mut *self.pass, 0);
         self.ids.truncate(self.pass.position());
@@ -213,15 +244,25 @@ impl Sequence {
         self.ids.len() <= self.pass.n_ctx()
     }
 
-    /// Evaluates the tokens that are not in the KV cache yet and samples the next one, never one of `forbidden`. The
-    /// token is appended by [`push`](Self::push).
-    pub fn step(&mut self, forbidden: &[u32]) -> Result<u32, Error> {
+    /// Samples the next token, never one of `forbidden`. The token is appended by [`push`](Self::push).
+    ///
+    /// Evaluates the tokens that are not in the KV cache yet, and with a drafter drafts behind them, of which at most `n_left`
+    /// tokens are expected. Nothing is evaluated if the last token is a draft that was evaluated before.
+    pub fn step(&mut self, forbidden: &[u32], n_left: usize) -> Result<u32, Error> {
         let start = Instant::now();
         let last = self.ids.len().checked_sub(1).ok_or(Error::EmptyPrompt)?;
-        // After a sampled end token all tokens are evaluated: the last one is evaluated again for its logits.
-        let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
-        rewind(&mut *self.pass, 0, key, last);
-        let (tokens, spans) = self.unevaluated(self.ids.len(), true)?;
+        let ahead = self.ahead.after(&self.ids).is_some();
+        let (mut tokens, mut spans, mut drafts) = (Vec::new(), Vec::new(), Vec::new());
+        if !ahead {
+            self.ahead.clear();
+            // After a sampled end token all tokens are evaluated: the last one is evaluated again for its logits.
+            let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
+            rewind(&mut *self.pass, 0, key, last);
+            (tokens, spans) = self.unevaluated(self.ids.len(), true)?;
+            if tokens.len() == 1 {
+                drafts = self.propose(n_left);
+            }
+        }
         let Self { pass, sampler, processing, constraint, ids, .. } = self;
         let n_vocab = pass.spec().n_vocab;
         let mask = constraint.as_mut().map(|constraint| constraint.mask(n_vocab, forbidden));
@@ -241,13 +282,47 @@ impl Sequence {
             }
         };
         let mut chosen = Ok(None);
-        with_batch(&tokens, &spans, |batch| evaluate(&mut **pass, batch, need, |_, scores| chosen = choose(scores)))?;
+        if let Some(scores) = self.ahead.after(ids) {
+            chosen = choose(scores);
+        } else {
+            let rows_ahead = &mut self.ahead;
+            let mut evaluate = |drafts: &[u32]| {
+                rows_ahead.begin(ids.len(), drafts.to_vec());
+                let drafted = |(&id, pos): (&u32, usize)| BatchToken { id, seq: 0, pos, output: true };
+                let batch: Vec<_> = tokens.iter().copied().chain(drafts.iter().zip(ids.len()..).map(drafted)).collect();
+                let seq: &[usize] = if drafts.is_empty() { &[] } else { &[0] };
+                with_batch(&batch, &spans, seq, |batch| {
+                    evaluate(&mut **pass, batch, need, |row, scores| match row {
+                        0 => chosen = choose(scores),
+                        _ => rows_ahead.push(scores),
+                    })
+                })
+            };
+            match evaluate(&drafts) {
+                // There is room for the token without drafts.
+                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) if !drafts.is_empty() => {
+                    drafts.clear();
+                    evaluate(&[])?;
+                }
+                outcome => outcome?,
+            }
+        }
         if matches!(chosen, Ok(None)) {
-            let last = &tokens[tokens.len() - 1..];
-            evaluate_again(&mut **pass, last, |_, scores| chosen = choose(scores))?;
+            self.ahead.clear();
+            let last = [BatchToken { id: ids[last], seq: 0, pos: last, output: true }];
+            evaluate_again(&mut **pass, &last, |_, scores| chosen = choose(scores))?;
         }
         let chosen = chosen?;
-        self.count(tokens.len(), start.elapsed());
+        let time = start.elapsed();
+        if ahead {
+            self.timings.accepted += 1;
+        } else if tokens.len() == 1
+            && let Some(speculator) = &mut self.speculator
+        {
+            speculator.record_step(1, drafts.len(), time);
+        }
+        self.timings.drafted += drafts.len();
+        self.count(tokens.len(), time);
         if let Some(n) = self.n_prompt {
             let prompt = PrefixKey { ids: &self.ids, spans: &self.span_keys }.first(n);
             if self.prompt_ends.keep_prompt_end(&mut *self.pass, 0, Client::Unknown, prompt, false) {
@@ -255,6 +330,15 @@ impl Sequence {
             }
         }
         Ok(chosen.expect("all logits are enough to choose from"))
+    }
+
+    /// The drafts for the next step, in which at most `n_left` tokens are expected: the last token is not evaluated yet.
+    fn propose(&mut self, n_left: usize) -> Vec<u32> {
+        let Some(speculator) = &mut self.speculator else { return Vec::new() };
+        let room = self.pass.n_ctx().saturating_sub(self.ids.len()).min(n_left.saturating_sub(1));
+        let n = room.min(speculator.max_depth()).min(self.pass.n_ubatch().saturating_sub(1));
+        let request = DraftRequest { seq: 0, ids: &self.ids, n };
+        speculator.propose(1, n, &[request]).pop().map_or(Vec::new(), |draft| draft.ids)
     }
 
     /// Appends a token. An error if the constraint fails; the sequence is then unchanged.
@@ -271,6 +355,7 @@ impl Sequence {
     /// The embedding of `ids`, or a reranker's scores. The sequence is empty afterwards.
     pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.check_prompt(ids)?;
+        self.ahead.clear();
         self.ids.clear();
         self.span_keys.clear();
         self.spans.clear();
@@ -361,7 +446,7 @@ mod tests {
         let continue_to = |sequence: &mut Sequence, start: &[u32], n: usize| {
             sequence.start(start, &[], |_, _| ControlFlow::Continue(())).unwrap();
             while sequence.ids().len() < n {
-                let id = sequence.step(&[]).unwrap();
+                let id = sequence.step(&[], usize::MAX).unwrap();
                 sequence.push(id).unwrap();
             }
             sequence.ids().to_vec()
@@ -378,7 +463,7 @@ mod tests {
         let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap());
         sequence.start(&[1, 403, 407, 261, 378], &[], |_, _| ControlFlow::Continue(())).unwrap();
         for _ in 0..40 {
-            let id = sequence.step(forbidden).unwrap();
+            let id = sequence.step(forbidden, usize::MAX).unwrap();
             sequence.push(id).unwrap();
         }
         sequence.ids().to_vec()
@@ -436,14 +521,14 @@ mod tests {
             sequence.set_constraint(Some(Box::new(Only(vec![300, 7]))));
             for id in [300, 7] {
                 assert!(!sequence.is_complete());
-                assert_eq!(sequence.step(&[]).unwrap(), id);
+                assert_eq!(sequence.step(&[], usize::MAX).unwrap(), id);
                 sequence.push(id).unwrap();
             }
             assert!(sequence.is_complete());
-            let error = sequence.step(&[]).unwrap_err();
+            let error = sequence.step(&[], usize::MAX).unwrap_err();
             assert_eq!(error.to_string(), "the constraint on the text failed: the text has ended");
             sequence.set_constraint(Some(Box::new(Only(vec![300]))));
-            let error = sequence.step(&[300]).unwrap_err();
+            let error = sequence.step(&[300], usize::MAX).unwrap_err();
             assert_eq!(error.to_string(), "the constraint on the text failed: no token may come next");
             assert_eq!(sequence.ids(), [1, 403, 300, 7]);
         }

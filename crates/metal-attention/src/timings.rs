@@ -13,8 +13,12 @@ pub struct Timings {
     pub prefill: Duration,
     /// Generated tokens, the end token not included.
     pub generated: usize,
-    /// Decode steps, one token each: those after the first token, the one of the end token included.
+    /// Tokens chosen after the first one, the end token included. Each takes a decode step, except drafts that hold.
     pub decode_steps: usize,
+    /// Drafts that were evaluated.
+    pub drafted: usize,
+    /// Those of them that held.
+    pub accepted: usize,
     /// Duration of the decode steps.
     pub decode: Duration,
     /// From the prompt to the first token; `None` before it.

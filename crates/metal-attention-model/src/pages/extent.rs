@@ -10,7 +10,7 @@ impl PageTable {
         self.check_exists(seq)?;
         self.check_kept(self.n_past[seq])?;
         let n_dropped = self.pools.iter().map(|pool| pool.lists[seq].n_dropped).collect();
-        let states = self.states.iter().flat_map(|states| &states.kept[seq]).map(|kept| kept.pos).collect();
+        let states = self.states.iter().flat_map(|states| states.to_save(seq)).map(|kept| kept.pos).collect();
         Ok(SequenceExtent { n_tokens: self.n_past[seq], n_dropped, states, spans: self.spans[seq].clone() })
     }
 
@@ -20,7 +20,8 @@ impl PageTable {
         let pages = self.pools.iter().zip(&extent.n_dropped).enumerate().flat_map(|(group, (pool, &n_dropped))| {
             pool.lists[seq].pages[n_dropped..n_pages].iter().map(move |&page| CacheBlock::Page { group, page })
         });
-        let states = self.states.iter().flat_map(|states| &states.kept[seq]).filter(|kept| kept.pos <= extent.n_tokens);
+        let states = self.states.iter().flat_map(|states| states.to_save(seq));
+        let states = states.filter(|kept| kept.pos <= extent.n_tokens);
         pages.chain(states.map(|kept| CacheBlock::State { slot: kept.slot })).collect()
     }
 

@@ -24,6 +24,8 @@ enum Action {
     Share(usize, usize, usize),
     /// Takes back the last token and appends another one.
     Again(usize),
+    /// Appends to each sequence a token and this many drafts, of which the second number holds at most.
+    Verify([usize; N_SEQ], usize),
     /// Decode steps over a token of each marked sequence, each with some steps queued behind it; from one step on, the
     /// batch is not the one that was queued.
     Decode {
@@ -44,6 +46,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (seq.clone(), length()).prop_map(|(seq, n)| Action::Rewind(seq, n)),
         2 => (seq.clone(), seq.clone(), length()).prop_map(|(from, to, n)| Action::Share(from, to, n)),
         1 => seq.prop_map(Action::Again),
+        2 => (prop::array::uniform4(0..12usize), 0..12usize).prop_map(|(new, n)| Action::Verify(new, n)),
         2 => (prop::array::uniform4(any::<bool>()), 0..90usize, 0..5usize, 0..100usize)
             .prop_map(|(seqs, n, depth, turns)| Action::Decode { seqs, n, depth, turns }),
     ]
@@ -138,10 +141,10 @@ impl Cache {
             // The expected tokens: the next id depends on the position.
             let expect = |t: &BatchToken, pos: usize| BatchToken { id: (pos % 99) as u32, pos, ..*t };
             let batch: Vec<_> = batch.iter().map(|t| expect(t, t.pos)).collect();
-            if self.table.check(&batch, N_VOCAB).is_err() {
+            if self.table.check(&batch, N_VOCAB, &[]).is_err() {
                 break;
             }
-            self.table.begin_batch(&batch);
+            self.table.begin_batch(&batch, &[]);
             match queued.pop_front() {
                 Some(computed) => {
                     self.table.append(&batch);
@@ -177,10 +180,10 @@ impl Cache {
         match *action {
             Action::Append(new, turn) => {
                 let batch = self.batch(new, turn);
-                match self.table.check(&batch, N_VOCAB) {
+                match self.table.check(&batch, N_VOCAB, &[]) {
                     Ok(()) => {
                         let before: Vec<_> = self.lists.iter().map(Vec::len).collect();
-                        self.table.begin_batch(&batch);
+                        self.table.begin_batch(&batch, &[]);
                         for micro_batch in batch.chunks(self.n_ubatch) {
                             self.append(micro_batch);
                         }
@@ -201,9 +204,9 @@ impl Cache {
             }
             Action::Fail(new, n_micro_batches) => {
                 let batch = self.batch(new, N_CTX);
-                if self.table.check(&batch, N_VOCAB).is_ok() {
+                if self.table.check(&batch, N_VOCAB, &[]).is_ok() {
                     let before = self.lists.clone();
-                    self.table.begin_batch(&batch);
+                    self.table.begin_batch(&batch, &[]);
                     for micro_batch in batch.chunks(self.n_ubatch).take(n_micro_batches) {
                         self.append(micro_batch);
                     }
@@ -222,6 +225,29 @@ impl Cache {
                 Ok(reached) => self.lists[to] = self.lists[from][..reached].to_vec(),
                 Err(error) => assert!(matches!(error, ForwardError::PrefixTooLong { .. }), "{error}"),
             },
+            Action::Verify(new, n_holds) => {
+                let batch = self.batch(new, N_CTX);
+                let drafted: Vec<usize> = (0..N_SEQ).filter(|&seq| new[seq] > 1).collect();
+                if self.table.check(&batch, N_VOCAB, &drafted).is_err() {
+                    return;
+                }
+                let before = self.lists.clone();
+                self.table.begin_batch(&batch, &drafted);
+                for micro_batch in batch.chunks(self.n_ubatch) {
+                    self.append(micro_batch);
+                }
+                for seq in (0..N_SEQ).filter(|&seq| new[seq] > 0) {
+                    // Drafts are cut back one after the other, as a generator reads their rows.
+                    let n = before[seq].len() + 1 + n_holds.min(new[seq] - 1);
+                    for n in [n, n - 1] {
+                        assert_eq!(self.table.rewind(seq, n), n, "with {n} of {}", self.lists[seq].len());
+                        self.lists[seq].truncate(n);
+                    }
+                    let saved = self.table.extent(seq).unwrap().states;
+                    let is_checkpoint = |pos: &&usize| pos.is_multiple_of(PAGE);
+                    assert!(saved.iter().filter(|pos| !is_checkpoint(pos)).count() <= 3, "{saved:?}");
+                }
+            }
             Action::Decode { seqs, n, depth, turns } => self.decode(seqs, n, depth, turns),
             Action::Again(seq) => {
                 let mut new = [0; N_SEQ];
@@ -333,7 +359,7 @@ fn steps_run_ahead_as_far_as_there_are_slots() {
         // Three for the running sequence, of which two are needed.
         let mut cache = Cache::new(n_states, Some(1), N_CTX);
         cache.run(&Action::Append([10, 0, 0, 0], 1));
-        cache.table.begin_batch(&token(10));
+        cache.table.begin_batch(&token(10), &[]);
         cache.append(&token(10));
         assert_eq!((1..=3).take_while(|&n| cache.table.reserve(&token(10), n)).count(), expected, "{n_states} more");
         let states = cache.states();

@@ -68,6 +68,9 @@ pub(super) struct StateTable {
     pub(super) kept: Vec<Vec<KeptState>>,
     /// Length of each sequence of the last batch before that batch; `None` for the others.
     protected: Vec<Option<usize>>,
+    /// Whether each sequence's tokens in the last batch end with drafts ([`Batch::drafted`](crate::Batch::drafted)): the
+    /// state after each of them is kept until the next batch.
+    drafted: Vec<bool>,
     /// Whether each sequence last grew by many tokens (true) or by one; `None` if it is new.
     grew_by_many: Vec<Option<bool>>,
     /// Slots reserved for the states after the next tokens of each sequence, one for each token.
@@ -85,6 +88,7 @@ impl StateTable {
             free: BTreeSet::new(),
             kept: vec![Vec::new(); n_seq],
             protected: vec![None; n_seq],
+            drafted: vec![false; n_seq],
             grew_by_many: vec![None; n_seq],
             reserved: vec![VecDeque::new(); n_seq],
             segments: Vec::new(),
@@ -96,11 +100,12 @@ impl StateTable {
         self.kept[seq].iter().rev().find(|kept| kept.pos <= n).map_or(0, |kept| kept.pos)
     }
 
-    /// Checks that there are slots for `new` new tokens of each sequence.
-    pub(super) fn check(&self, new: &[usize]) -> Result<(), ForwardError> {
+    /// Checks that there are slots for `new` new tokens of each sequence, which are `drafted` in some sequences.
+    pub(super) fn check(&self, new: &[usize], drafted: &[usize]) -> Result<(), ForwardError> {
         // A single token uses a reserved slot; for several, the reserved ones are released first.
         let takes_reserved = |seq: usize| new[seq] == 1 && !self.reserved[seq].is_empty();
-        let of_seq = |seq: usize| if takes_reserved(seq) { 0 } else { new[seq].min(2) };
+        let n_states = |seq: usize| if drafted.contains(&seq) { new[seq] } else { new[seq].min(2) };
+        let of_seq = |seq: usize| if takes_reserved(seq) { 0 } else { n_states(seq) };
         let needed = (0..new.len()).map(of_seq).sum();
         let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot));
         let reserved: usize =
@@ -118,16 +123,20 @@ impl StateTable {
         StateUse { total, free: total - held, checkpoints: held - last }
     }
 
-    /// Protects the present states of the sequences of `batch`, until the next call.
-    pub(super) fn protect(&mut self, batch: &[BatchToken]) {
+    /// Protects the present states of the sequences of `batch`, and all states of those with drafts, until the next call.
+    pub(super) fn protect(&mut self, batch: &[BatchToken], drafted: &[usize]) {
         self.protected.fill(None);
         for token in batch {
             self.protected[token.seq] = Some(self.kept[token.seq].last().map_or(0, |kept| kept.pos));
         }
+        self.drafted.fill(false);
+        for &seq in drafted {
+            self.drafted[seq] = true;
+        }
     }
 
     /// Assigns slots to the states that a micro-batch computes: at each end of a page, before each sequence's last
-    /// token, and after it.
+    /// token, and after it; in sequences with drafts after each token.
     pub(super) fn append(&mut self, micro_batch: &[BatchToken]) {
         self.segments.clear();
         let (mut ends, mut n_new) = (vec![None; self.kept.len()], vec![0; self.kept.len()]);
@@ -139,7 +148,7 @@ impl StateTable {
         for (seq, last) in ends.iter().enumerate() {
             let Some(last) = last else { continue };
             self.drop_temporary(seq);
-            let by_many = n_new[seq] > 1;
+            let by_many = n_new[seq] > 1 && !self.drafted[seq];
             if self.grew_by_many[seq].replace(by_many).is_some_and(|before| before != by_many) {
                 self.mark_turn(seq);
             }
@@ -154,7 +163,11 @@ impl StateTable {
             };
             // With a single new token, the present state is the one before the last token: it stays, and one slot is
             // enough.
-            let n_slots = if start == *last { 1 } else { 1 + usize::from(copied) };
+            let n_slots = match start == *last {
+                _ if self.drafted[seq] => n_new[seq],
+                true => 1,
+                false => 1 + usize::from(copied),
+            };
             for _ in 0..n_slots {
                 ready.push(self.take_slot(&ends).expect("a slot for every state that was promised one"));
             }
@@ -162,10 +175,16 @@ impl StateTable {
         for run in micro_batch.chunk_by(|t, u| t.seq == u.seq) {
             let (seq, mut pos, end) = (run[0].seq, run[0].pos, run[0].pos + run.len());
             let last = ends[seq].unwrap_or(pos);
+            let drafted = self.drafted[seq];
             while pos < end {
                 let page_end = (pos / PAGE + 1) * PAGE;
-                let next = if pos < last { page_end.min(end).min(last) } else { end };
-                let must_have_slot = pos == last || self.kept[seq].last().is_none_or(|kept| self.must_stay(seq, *kept));
+                let next = match pos < last {
+                    _ if drafted => pos + 1,
+                    true => page_end.min(end).min(last),
+                    false => end,
+                };
+                let must_have_slot =
+                    drafted || pos == last || self.kept[seq].last().is_none_or(|kept| self.must_stay(seq, *kept));
                 let to = match must_have_slot {
                     true if !self.reserved[seq].is_empty() => self.reserved[seq].pop_front(),
                     true => Some(ready.pop().expect("a slot for every state that must stay")),
@@ -207,6 +226,20 @@ impl StateTable {
         self.protected[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
     }
 
+    /// The kept states of sequence `seq` that are worth saving: not those after drafts, which may be many, except the last two.
+    pub(super) fn to_save(&self, seq: usize) -> impl Iterator<Item = &KeptState> {
+        let end = self.kept[seq].last().map_or(0, |last| last.pos);
+        self.kept[seq].iter().filter(move |state| {
+            let is_draft = self.drafted[seq] && self.protected[seq].is_some_and(|held| state.pos > held);
+            !is_draft || state.pos.is_multiple_of(PAGE) || state.pos + 1 >= end
+        })
+    }
+
+    /// Whether the state of sequence `seq` after `pos` tokens is kept until the next batch.
+    fn is_protected(&self, seq: usize, pos: usize) -> bool {
+        self.protected[seq].is_some_and(|held| pos == held || pos > held && self.drafted[seq])
+    }
+
     /// Marks the end of sequence `seq` as the beginning of a turn. Later prompts may lack what the template writes
     /// before an answer, so that they differ before the last end of a page: the page end before that is marked as well.
     fn mark_turn(&mut self, seq: usize) {
@@ -219,11 +252,10 @@ impl StateTable {
 
     /// Releases the states of sequence `seq` that were kept for the last batch only.
     fn drop_temporary(&mut self, seq: usize) {
-        let held = self.protected[seq];
         let mut kept = std::mem::take(&mut self.kept[seq]);
         let last = kept.last().copied();
         kept.retain(|state| {
-            let stays = Some(*state) == last || held == Some(state.pos) || state.pos.is_multiple_of(PAGE);
+            let stays = Some(*state) == last || self.is_protected(seq, state.pos) || state.pos.is_multiple_of(PAGE);
             if !stays {
                 self.release_slot(state.slot);
             }
@@ -357,10 +389,10 @@ impl StateTable {
             worth[segment.from as usize] = None;
             worth[segment.to as usize] = None;
         }
-        for (seq, (kept, held)) in self.kept.iter().zip(&self.protected).enumerate() {
+        for (seq, kept) in self.kept.iter().enumerate() {
             let end = kept.last().map_or(0, |state| state.pos);
-            let before_last = |pos: usize| ends[seq].is_none() && pos + 1 == end;
-            let stays = |pos: usize| held.is_some_and(|held| pos == held || before_last(pos));
+            let before_last = |pos: usize| self.protected[seq].is_some() && ends[seq].is_none() && pos + 1 == end;
+            let stays = |pos: usize| self.is_protected(seq, pos) || before_last(pos);
             for (i, state) in kept.iter().enumerate() {
                 let before = i.checked_sub(1).map_or(0, |i| kept[i].pos);
                 let place = &mut worth[state.slot as usize];

@@ -131,7 +131,7 @@ impl Cache {
                 let batch = self.batch(new);
                 let needed = |pool: &PagePool| pool.pages_needed(&self.table.n_past, &new);
                 let left: Vec<_> = self.table.pools.iter().map(|p| p.n_free().checked_sub(needed(p))).collect();
-                match self.table.check(&batch, N_VOCAB) {
+                match self.table.check(&batch, N_VOCAB, &[]) {
                     Ok(()) => {
                         batch.chunks(N_UBATCH).for_each(|micro_batch| drop(self.append(micro_batch)));
                         let found: Vec<_> = self.table.pools.iter().map(|pool| Some(pool.n_free())).collect();
@@ -394,10 +394,10 @@ fn reserved_pages_are_used_first_and_released() {
     assert!(!cache.table.reserve(&[token(2), token(3)], 2 * PAGE));
     assert!(cache.table.reserve(&[token(2)], 2 * PAGE));
     let batch = cache.batch([0, 0, 0, 3 * PAGE]);
-    let error = cache.table.check(&batch, N_VOCAB).unwrap_err();
+    let error = cache.table.check(&batch, N_VOCAB, &[]).unwrap_err();
     assert_eq!(error, ForwardError::OutOfPages { needed: 3, free: 1, total: 7, page_len: PAGE });
     cache.table.release();
-    assert_eq!(cache.table.check(&batch, N_VOCAB), Ok(()));
+    assert_eq!(cache.table.check(&batch, N_VOCAB, &[]), Ok(()));
     cache.append(&batch);
     // A shared page is not written to.
     cache.table.share(0, 2, PAGE - 1).unwrap();
@@ -409,7 +409,7 @@ fn a_batch_that_does_not_fit_is_refused() {
     let mut cache = Cache::new();
     cache.run(&Action::Append([3 * PAGE, 3 * PAGE, 0, 0]));
     let batch = cache.batch([0, 0, PAGE + 1, 0]);
-    let error = cache.table.check(&batch, N_VOCAB).unwrap_err();
+    let error = cache.table.check(&batch, N_VOCAB, &[]).unwrap_err();
     assert_eq!(error, ForwardError::OutOfPages { needed: 2, free: 1, total: 7, page_len: PAGE });
     assert_eq!(
         cache.table.share(0, N_SEQ, 1).unwrap_err(),

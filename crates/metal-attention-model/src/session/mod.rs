@@ -87,7 +87,7 @@ impl<E: Executor> Session<E> {
         let tokens = batch.tokens;
         let max_outputs = if results.needs_head() { limits.n_outputs } else { usize::MAX };
         check_outputs(spec, tokens, &|seq| self.pages.n_past(seq), results.needs_head(), max_outputs)?;
-        self.pages.check(tokens, spec.n_vocab)?;
+        self.pages.check(tokens, spec.n_vocab, batch.drafted)?;
         check_spans(spec, batch, limits.n_tokens, max_outputs)?;
         let n_embd = spec.n_embd;
         let places = self.pages.span_places(batch, n_embd)?;
@@ -99,7 +99,7 @@ impl<E: Executor> Session<E> {
         } else {
             steps
         };
-        self.pages().begin_batch(tokens);
+        self.pages().begin_batch(tokens, batch.drafted);
         self.pages().add_spans(batch, &places);
         let phase = Phase::of(tokens);
         let mut first = 0;
@@ -149,9 +149,9 @@ impl<E: Executor> Session<E> {
         begun?;
         // If the step is in flight already, it gets the pages that were reserved for it.
         let (n_vocab, n_embd) = (self.executor.spec().n_vocab, self.executor.spec().n_embd);
-        self.pages.check(batch, n_vocab)?;
+        self.pages.check(batch, n_vocab, &[])?;
         self.pages.span_places(batch.into(), n_embd)?;
-        self.pages().begin_batch(batch);
+        self.pages().begin_batch(batch, &[]);
         let outcome = self.assign_pages(batch).and_then(|()| self.read_decode_step(batch));
         if outcome.is_err() {
             self.discard_lookahead();

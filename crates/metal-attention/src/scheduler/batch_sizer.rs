@@ -27,10 +27,15 @@ impl BatchSizer {
         Self { n_tokens: n_batch.min(64), n_batch }
     }
 
+    /// Maximum number of tokens in a step.
+    pub fn max_tokens(&self) -> usize {
+        self.n_batch
+    }
+
     /// Maximum number of prefill tokens in a step with `n_decode` decode tokens. `others_wait`: other sequences or
     /// embeddings wait for the step's end. Without it only the maximum of a step counts.
     pub fn max_prefill_tokens(&self, n_decode: usize, others_wait: bool) -> usize {
-        let capacity = self.n_batch - n_decode;
+        let capacity = self.n_batch.saturating_sub(n_decode);
         if others_wait { self.n_tokens.saturating_sub(n_decode).max(LEAST).min(capacity) } else { capacity }
     }
 

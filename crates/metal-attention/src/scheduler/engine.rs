@@ -16,6 +16,7 @@ use metal_attention_model::{ASLEEP_AFTER, wake};
 
 use crate::prefix_store::PrefixStore;
 use crate::prompt::PrefixKey;
+use crate::speculation::Speculator;
 use crate::tokenizer::Tokenizer;
 use crate::{ForwardPass, Model, Pooler, StateUse};
 
@@ -81,6 +82,8 @@ pub(super) struct Engine<'t> {
     pub generations_first: bool,
     /// Limits the tokens of a step.
     pub batch_sizer: BatchSizer,
+    /// Proposes drafts; `None`: each step gives one token.
+    pub speculator: Option<Speculator>,
     /// Number of sequences and embeddings started so far, those that ended without running included.
     pub n_started: u64,
     /// Time at which the engine last became idle.
@@ -109,6 +112,10 @@ impl<'t> Engine<'t> {
             tokenizer,
             shared,
             batch_sizer: BatchSizer::new(n_batch),
+            speculator: options
+                .speculation
+                .new_drafter()
+                .map(|drafter| Speculator::new(drafter, options.speculation.depth)),
             options,
             running: Vec::new(),
             preempted: Vec::new(),

@@ -16,6 +16,10 @@ pub struct Metrics {
     pub cached_tokens: u64,
     /// Generated tokens.
     pub generated_tokens: u64,
+    /// Drafts that were evaluated ([`speculation`](crate::speculation)).
+    pub drafted_tokens: u64,
+    /// Drafts that held.
+    pub accepted_tokens: u64,
     /// Tokens evaluated for embeddings.
     pub embedding_tokens: u64,
     /// Ended requests by their outcome.
@@ -125,6 +129,8 @@ impl Metrics {
             prompt_tokens,
             cached_tokens,
             generated_tokens,
+            drafted_tokens,
+            accepted_tokens,
             embedding_tokens,
             requests,
             steps,
@@ -144,6 +150,8 @@ impl Metrics {
         self.prompt_tokens += prompt_tokens;
         self.cached_tokens += cached_tokens;
         self.generated_tokens += generated_tokens;
+        self.drafted_tokens += drafted_tokens;
+        self.accepted_tokens += accepted_tokens;
         self.embedding_tokens += embedding_tokens;
         self.requests.add(requests);
         self.steps += steps;

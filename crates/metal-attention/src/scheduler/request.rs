@@ -62,6 +62,8 @@ pub struct Request {
     pub logits_processor: Option<Box<dyn LogitsProcessor>>,
     /// Time at which the request ends, finished or not.
     pub deadline: Option<Instant>,
+    /// No drafts for this request: each step gives it one token. The text is the same either way.
+    pub no_drafts: bool,
     /// Send all events at the end: a client that waits for the whole result is not woken for each token.
     pub buffer_events: bool,
 }
@@ -157,6 +159,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Generated tokens, the end token not included.
     pub generated_tokens: usize,
+    /// Drafts that were evaluated for it.
+    pub drafted_tokens: usize,
+    /// Drafts that held, and are among the generated tokens.
+    pub accepted_tokens: usize,
 }
 
 /// Durations of a request.

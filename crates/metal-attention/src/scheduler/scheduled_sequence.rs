@@ -70,6 +70,11 @@ pub(super) struct ScheduledSequence<'t> {
     sampler: Sampler,
     /// Text of the generated tokens, with stop strings withheld.
     stream: TextStream<'t>,
+    /// Whether it gets no drafts.
+    no_drafts: bool,
+    /// Drafts that were evaluated, and those that held.
+    n_drafted: usize,
+    n_accepted: usize,
     /// Maximum number of generated tokens; `None`: no limit.
     max_tokens: Option<usize>,
     /// Generated tokens before any end token may be sampled.
@@ -132,6 +137,9 @@ impl<'t> ScheduledSequence<'t> {
             tokenizer,
             sampler,
             stream: TextStream::new(tokenizer, &request.prompt, request.stop.to_vec()),
+            no_drafts: request.no_drafts,
+            n_drafted: 0,
+            n_accepted: 0,
             max_tokens: request.max_tokens,
             min_tokens: request.min_tokens,
             line_end_after: request.line_end_after,
@@ -168,6 +176,21 @@ impl<'t> ScheduledSequence<'t> {
             self.n_cached = n_cached;
         }
         first
+    }
+
+    /// The most drafts that are of use: the step gives one token more. `n_ctx` is the capacity of the context.
+    pub fn max_drafts(&self, n_ctx: usize) -> usize {
+        if self.no_drafts {
+            return 0;
+        }
+        let left = self.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.n_generated() + 1));
+        n_ctx.min(self.max_len).saturating_sub(self.ids.len()).min(left)
+    }
+
+    /// Counts drafts, and those of them that held.
+    pub fn count_drafts(&mut self, n_drafts: usize, n_held: usize) {
+        self.n_drafted += n_drafts;
+        self.n_accepted += n_held;
     }
 
     /// Number of tokens generated so far.
@@ -326,8 +349,13 @@ impl<'t> ScheduledSequence<'t> {
         // Dropped before the event is sent: a client that reads the load at its request's end must not find the request
         // counted.
         drop(self.ticket.take());
-        let usage =
-            Usage { prompt_tokens: self.n_prompt, cached_tokens: self.n_cached, generated_tokens: self.n_generated() };
+        let usage = Usage {
+            prompt_tokens: self.n_prompt,
+            cached_tokens: self.n_cached,
+            generated_tokens: self.n_generated(),
+            drafted_tokens: self.n_drafted,
+            accepted_tokens: self.n_accepted,
+        };
         let now = Instant::now();
         let admitted = self.admitted.unwrap_or(now);
         let first_token = self.first_token.unwrap_or(now);

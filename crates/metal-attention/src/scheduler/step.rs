@@ -6,6 +6,10 @@
 //! Of each output token the forward pass returns a row of *scores*: logits, a top-k list (pairs of id and logit), or an
 //! argmax (an id). Each row has a [`ScoresUse`]. `choice.rs` chooses tokens by scores.
 //!
+//! With a drafter (`speculation/`), drafts follow the decode tokens of sequences for which they pay. From each row of such a
+//! sequence a token is sampled, until one differs from the draft that follows the row in the batch; the drafts behind it are cut
+//! back.
+//!
 //! A step may fail because no KV pages or state slots are left. Some are then freed, if need be by preemption, and the
 //! step is planned again. This relies on the contract of [`ForwardPass`](crate::ForwardPass) that a batch that fails so
 //! leaves the cache as before.
@@ -18,7 +22,8 @@
 use std::time::Instant;
 
 use crate::choice::{self, RequiredScores, Scores};
-use crate::prompt::{BatchSpan, with_batch};
+use crate::prompt::{BatchSpan, rewind, with_batch};
+use crate::speculation::{Draft, DraftRequest};
 use crate::{BatchToken, ForwardError};
 
 use super::batch_sizer::MAX_LOGITS_BYTES;
@@ -38,15 +43,24 @@ struct BatchPlan {
     /// The use of each row of scores: one entry for each output token of `tokens`, in the same order.
     scores_uses: Vec<ScoresUse>,
     /// Number of decode tokens: tokens that were generated in an earlier step and are the only ones of their sequences
-    /// in the batch. The last token of a prompt does not count.
+    /// in the batch, except drafts. The last token of a prompt does not count.
     n_decode: usize,
+    /// The drafts of sequences that have some: the index in [`Engine::running`], that of the cache sequence, and their number.
+    drafted: Vec<(usize, usize, usize)>,
+}
+
+impl BatchPlan {
+    /// Number of drafts of all sequences.
+    fn n_drafts(&self) -> usize {
+        self.drafted.iter().map(|(_, _, n)| n).sum()
+    }
 }
 
 /// The use of one row of scores, with its sequence's index in [`Engine::running`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ScoresUse {
-    /// The next token is sampled from the row.
-    Sample(usize),
+    /// The next token is sampled from the row. If it equals the draft, the row after this one is used, too.
+    Sample(usize, Option<u32>),
     /// The row, of logits, gives the log probability of the prompt's next token.
     PromptLogprob(usize),
 }
@@ -62,16 +76,24 @@ impl Engine<'_> {
     /// each, one sequence or embedding job is evicted, preempted or ended, and with none left the batch is empty. Any
     /// other error of the forward pass ends the sequences of the batch with that error.
     pub(super) fn step(&mut self) {
+        let mut speculate = true;
         loop {
-            let batch = self.plan_batch();
+            let drafts = if speculate { self.propose() } else { Vec::new() };
+            let batch = self.plan_batch(drafts);
             if batch.tokens.is_empty() {
                 return;
             }
             let n_generated_before = self.n_generated();
             let start = Instant::now();
             match self.evaluate(&batch) {
-                Ok(mut outcomes) => {
-                    self.batch_sizer.record_step(batch.tokens.len(), start.elapsed());
+                Ok((mut outcomes, n_accepted)) => {
+                    let (time, n_drafts) = (start.elapsed(), batch.n_drafts());
+                    self.batch_sizer.record_step(batch.tokens.len(), time);
+                    // Steps with prefill chunks are no measure of what drafts cost.
+                    let n_decode = batch.tokens.len() - n_drafts;
+                    if let Some(speculator) = self.speculator.as_mut().filter(|_| n_decode == batch.n_decode) {
+                        speculator.record_step(n_decode, n_drafts, time);
+                    }
                     self.start_time_slices();
                     // Copies pages and states at the ends of prompts to the prefix store (snapshots in host memory or
                     // files), before a later step moves a sliding window past them.
@@ -81,8 +103,10 @@ impl Engine<'_> {
                         metrics.count_step(batch.tokens.len());
                         // In this metric, generated tokens in a chunk that is evaluated again after a preemption are
                         // prompt tokens.
-                        metrics.prompt_tokens += (batch.tokens.len() - batch.n_decode) as u64;
+                        metrics.prompt_tokens += (n_decode - batch.n_decode) as u64;
                         metrics.generated_tokens += n_new as u64;
+                        metrics.drafted_tokens += n_drafts as u64;
+                        metrics.accepted_tokens += n_accepted;
                     });
                     // Highest index first: ending a sequence removes it from `running` and shifts those after it.
                     outcomes.sort_unstable_by_key(|(i, _)| std::cmp::Reverse(*i));
@@ -95,6 +119,10 @@ impl Engine<'_> {
                         }
                     }
                     return;
+                }
+                // Drafts take nothing from other sequences.
+                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) if batch.n_drafts() > 0 => {
+                    speculate = false;
                 }
                 Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => self.make_room(),
                 Err(why) => {
@@ -111,11 +139,33 @@ impl Engine<'_> {
         }
     }
 
+    /// The drafts for the sequences that have a single token left to evaluate, with their indices in [`Engine::running`].
+    fn propose(&mut self) -> Vec<(usize, Draft)> {
+        let Self { speculator: Some(speculator), running, pass, batch_sizer, .. } = self else { return Vec::new() };
+        let (n_ctx, n_ubatch) = (pass.n_ctx(), pass.n_ubatch());
+        let single = running.iter().enumerate().filter(|(_, r)| r.sequence.ids.len() == pass.n_past(r.cache_seq) + 1);
+        let single: Vec<usize> = single.map(|(i, _)| i).collect();
+        let mut requests = Vec::new();
+        let mut of_requests = Vec::new();
+        for &i in &single {
+            let RunningSequence { sequence, cache_seq, .. } = &running[i];
+            let n = sequence.max_drafts(n_ctx).min(speculator.max_depth());
+            if n > 0 {
+                requests.push(DraftRequest { seq: *cache_seq, ids: &sequence.ids, n });
+                of_requests.push(i);
+            }
+        }
+        // The decode tokens and drafts of a step are evaluated in one micro-batch.
+        let max_rows = n_ubatch.min(batch_sizer.max_tokens()).saturating_sub(single.len());
+        let drafts = speculator.propose(single.len(), max_rows, &requests);
+        of_requests.into_iter().zip(drafts).filter(|(_, draft)| !draft.ids.is_empty()).collect()
+    }
+
     /// Plans the next batch: one token of each sequence with a single token left to evaluate, then prefill chunks of
     /// the others. The tokens of the chunks are divided equally between clients, within a limit that the batch sizer
     /// sets. A span of embedding rows is not divided: a chunk ends before it, or has all of it, and the chunks after
-    /// have that much less. Empty if no sequence runs.
-    fn plan_batch(&self) -> BatchPlan {
+    /// have that much less. Empty if no sequence runs. `drafts` follow the single tokens of their sequences.
+    fn plan_batch(&self, mut drafts: Vec<(usize, Draft)>) -> BatchPlan {
         let mut batch = BatchPlan::default();
         // At least 1: a running sequence has tokens that are not in the KV cache.
         let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].cache_seq);
@@ -123,7 +173,8 @@ impl Engine<'_> {
         // A step is kept short if other running sequences, or embedding jobs, which are evaluated after it, wait for
         // its end. Requests that are not admitted yet do not count.
         let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
-        let max_prefill_tokens = self.batch_sizer.max_prefill_tokens(single_token.len(), others_wait);
+        let n_drafts: usize = drafts.iter().map(|(_, draft)| draft.ids.len()).sum();
+        let max_prefill_tokens = self.batch_sizer.max_prefill_tokens(single_token.len() + n_drafts, others_wait);
         // For each sequence of `prefilling`: its client and number of unevaluated tokens, and in `chunk_lens` the
         // number of tokens in its chunk, maybe 0.
         let wanted: Vec<_> = prefilling.iter().map(|&i| (self.running[i].sequence.client, unevaluated(i))).collect();
@@ -167,7 +218,15 @@ impl Engine<'_> {
             logprob_rows_left -= n_logprobs;
             batch.scores_uses.extend(std::iter::repeat_n(ScoresUse::PromptLogprob(i), n_logprobs));
             if start + n == sequence.ids.len() {
-                batch.scores_uses.push(ScoresUse::Sample(i));
+                let draft =
+                    drafts.extract_if(.., |(of, _)| *of == i).map(|(_, draft)| draft.ids).next().unwrap_or_default();
+                let followed_by = draft.iter().copied().map(Some).chain([None]);
+                batch.scores_uses.extend(followed_by.map(|draft| ScoresUse::Sample(i, draft)));
+                let drafted = |(&id, pos)| BatchToken { id, seq, pos, output: true };
+                batch.tokens.extend(draft.iter().zip(last + 1..).map(drafted));
+                if !draft.is_empty() {
+                    batch.drafted.push((i, seq, draft.len()));
+                }
                 // With `n == 1` the sequence had a single token left.
                 batch.n_decode += usize::from(n == 1 && sequence.n_generated() > 0);
             }
@@ -190,12 +249,14 @@ impl Engine<'_> {
     /// An error means that the batch itself failed: no sequence has changed, since `choice::evaluate` and
     /// `evaluate_again` call their closures only after the pass has succeeded.
     ///
+    /// Returns what happened to the sequences, and how many drafts held.
+    ///
     /// If only the second evaluation fails, the error is the outcome of the sequences it was for. It does not run out
     /// of pages or state slots: it needs those of the tokens that were taken back, which are free again.
-    fn evaluate(&mut self, batch: &BatchPlan) -> Result<SequenceOutcomes, ForwardError> {
+    fn evaluate(&mut self, batch: &BatchPlan) -> Result<(SequenceOutcomes, u64), ForwardError> {
         let max_top_k = self.pass.max_top_k();
         let required_by = |scores_use: &ScoresUse| match *scores_use {
-            ScoresUse::Sample(i) => self.running[i].sequence.required_scores(max_top_k),
+            ScoresUse::Sample(i, _) => self.running[i].sequence.required_scores(max_top_k),
             ScoresUse::PromptLogprob(_) => RequiredScores::Logits,
         };
         // `RequiredScores` are ordered by cost. For a batch without rows any value will do.
@@ -205,10 +266,13 @@ impl Engine<'_> {
         let mut outcomes: SequenceOutcomes = Vec::new();
         // Indices in `running` of the sequences that need all logits.
         let mut needs_logits = Vec::new();
+        // Indices in `running`, one for each draft that holds.
+        let mut held = Vec::new();
         let row = |row: usize, scores: Scores<'_>| {
-            let (ScoresUse::PromptLogprob(i) | ScoresUse::Sample(i)) = batch.scores_uses[row];
-            // Only a row that failed gives its sequence an outcome before the last row. The rows after it are ignored.
-            if outcomes.iter().any(|(with_outcome, _)| *with_outcome == i) {
+            let (ScoresUse::PromptLogprob(i) | ScoresUse::Sample(i, _)) = batch.scores_uses[row];
+            // A row that failed, that finished its sequence, or whose token differs from the draft gives its sequence an
+            // outcome before the last row. The rows after it are ignored.
+            if outcomes.iter().any(|(with_outcome, _)| *with_outcome == i) || needs_logits.contains(&i) {
                 return;
             }
             match (batch.scores_uses[row], scores) {
@@ -217,13 +281,29 @@ impl Engine<'_> {
                 }
                 // Cannot occur: `required` is logits if any row is for a log probability.
                 (ScoresUse::PromptLogprob(_), Scores::Argmax(_) | Scores::TopK(..)) => {}
-                (ScoresUse::Sample(_), scores) => match running[i].sequence.sample(scores, n_ctx) {
-                    Ok(StepOutcome::NeedsLogits) => needs_logits.push(i),
-                    outcome => outcomes.push((i, outcome)),
-                },
+                (ScoresUse::Sample(_, draft), scores) => {
+                    let sequence = &mut running[i].sequence;
+                    let n_before = sequence.ids.len();
+                    let outcome = sequence.sample(scores, n_ctx);
+                    let holds = draft.is_some() && sequence.ids.get(n_before).copied() == draft;
+                    held.extend(holds.then_some(i));
+                    match outcome {
+                        Ok(StepOutcome::NeedsLogits) => needs_logits.push(i),
+                        Ok(StepOutcome::Continues) if holds => {}
+                        outcome => outcomes.push((i, outcome)),
+                    }
+                }
             }
         };
-        with_batch(&batch.tokens, &batch.spans, |batch| choice::evaluate(&mut **pass, batch, required, row))?;
+        let drafted: Vec<usize> = batch.drafted.iter().map(|(_, seq, _)| *seq).collect();
+        with_batch(&batch.tokens, &batch.spans, &drafted, |batch| choice::evaluate(&mut **pass, batch, required, row))?;
+        for &(i, seq, n_drafts) in &batch.drafted {
+            let n_held = held.iter().filter(|of| **of == i).count();
+            running[i].sequence.count_drafts(n_drafts, n_held);
+            let n = pass.n_past(seq) - n_drafts + n_held;
+            let reached = rewind(&mut **pass, seq, running[i].sequence.key(), n);
+            assert_eq!(reached, n, "drafts can always be cut back");
+        }
         let last_token = |&i: &usize| {
             let (ids, seq) = (&running[i].sequence.ids, running[i].cache_seq);
             BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, output: true }
@@ -237,7 +317,7 @@ impl Engine<'_> {
         if let Err(why) = evaluated {
             outcomes.extend(needs_logits.iter().map(|&i| (i, Err(why.clone().into()))));
         }
-        Ok(outcomes)
+        Ok((outcomes, held.len() as u64))
     }
 
     /// Starts the time slice of each sequence that has evaluated its first new token since its last admission: it has

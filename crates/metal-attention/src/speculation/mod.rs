@@ -4,7 +4,20 @@
 //! sequence and the drafts in one batch. From the scores of each of these tokens the next one is sampled as it would be
 //! without drafts; a draft *holds* where it equals that token. What follows the first draft that does not hold is cut back.
 //! So the text does not depend on the drafts, only the number of steps does.
+//!
+//! How many drafts a sequence gets depends on how likely they hold and on what steps of several rows cost, both measured
+//! while the text is generated. Where drafts do not pay there are none.
 
+mod costs;
 mod drafter;
+mod ngram;
+mod options;
+mod scores_ahead;
+mod speculator;
 
-pub use drafter::{DraftRequest, Drafter};
+use costs::StepCosts;
+pub use drafter::{Draft, DraftRequest, Drafter};
+pub use ngram::NgramDrafter;
+pub use options::{DraftDepth, DrafterKind, MAX_DRAFTS, Speculation, UnknownDrafter};
+pub(crate) use scores_ahead::ScoresAhead;
+pub(crate) use speculator::Speculator;

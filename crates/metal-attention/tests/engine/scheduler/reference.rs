@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::support::{
-    Controls, encode, engine, greedy, read, reference, reference_in, start, start_with_gate, stories, windowed,
+    Controls, encode, engine, greedy, ngrams, read, reference, reference_in, start, start_with_gate, stories, windowed,
 };
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions};
+use metal_attention::speculation::Speculation;
 use metal_attention::{EngineOptions, Model};
 use proptest::prelude::*;
 
@@ -85,13 +86,16 @@ proptest! {
         max_top_k in prop_oneof![Just(0), Just(8), Just(128)],
         time_slice in prop_oneof![Just(Duration::ZERO), Just(Duration::from_millis(3)), Just(Duration::from_secs(100))],
         window in prop::option::of(Just(40)),
+        n_drafts in prop::option::of(1..9usize),
     ) {
         let model = window.map_or_else(|| Model::built_in().unwrap(), windowed);
         let n_seq = n_parallel + n_idle;
         let n_windows = Some(n_parallel);
         let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), n_windows, n_ubatch: Some(16), ..engine() };
         let pass = Controls { max_top_k, ..Default::default() }.pass(&model, &engine);
-        let options = SchedulerOptions { n_parallel, n_batch: Some(n_batch), time_slice, ..Default::default() };
+        let speculation = n_drafts.map_or_else(Speculation::default, ngrams);
+        let n_batch = Some(n_batch);
+        let options = SchedulerOptions { n_parallel, n_batch, time_slice, speculation, ..Default::default() };
         let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
         let mut answers: Vec<std::thread::JoinHandle<_>> = Vec::new();
         let (mut received, mut last) = (None, 0);
@@ -125,6 +129,8 @@ proptest! {
             prop_assert_eq!(&answer.text, &text);
             prop_assert_eq!(answer.usage.generated_tokens, ids.len());
             prop_assert_eq!(answer.usage.prompt_tokens, plan.request().prompt.len());
+            prop_assert!(answer.usage.accepted_tokens <= answer.usage.drafted_tokens.min(ids.len()));
+            prop_assert!(answer.usage.drafted_tokens == 0 || n_drafts.is_some());
         }
         pollster::block_on(scheduler.shut_down(Duration::from_secs(60)));
         let metrics = scheduler.metrics();
