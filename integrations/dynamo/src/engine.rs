@@ -9,7 +9,7 @@ use dynamo_backend_common::{
     PreprocessedRequest,
 };
 use futures::stream::BoxStream;
-use metal_attention::scheduler::{Scheduler, SchedulerOptions};
+use metal_attention::scheduler::{Scheduler, SchedulerOptions, SchedulerParts};
 use metal_attention::{EngineOptions, Model};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -98,7 +98,8 @@ fn start(setup: &WorkerSetup, publisher: cache::Publisher) -> Result<(Scheduler,
         ..Default::default()
     };
     let observer = cache::observer(publisher, pages.page_len);
-    let scheduler = Scheduler::start_observed(pass, Arc::clone(model), options.clone(), observer);
+    let parts = SchedulerParts { observer: Some(observer), ..Default::default() };
+    let scheduler = Scheduler::start_with(pass, Arc::clone(model), options.clone(), parts);
     Ok((scheduler.map_err(|why| error::unknown(why.to_string()))?, registration))
 }
 

@@ -27,7 +27,7 @@ use super::embedding::EmbeddingRun;
 use super::queue::{SharedQueue, Submission};
 use super::scheduled_sequence::ScheduledSequence;
 use super::sequence_pool::SequencePool;
-use super::{CacheObserver, FinishReason, RequestError, SchedulerOptions};
+use super::{FinishReason, RequestError, SchedulerOptions, SchedulerParts};
 
 /// Minimum time between two wake-ups of the device without work: monitoring opens connections all the time.
 const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -93,15 +93,16 @@ pub(super) struct Engine<'t> {
 }
 
 impl<'t> Engine<'t> {
-    /// An engine over `pass`, a forward pass of `model`. Pages of the KV cache are reported to `observer`.
+    /// An engine over `pass`, a forward pass of `model`.
     pub fn new(
         pass: Box<dyn ForwardPass>,
         model: &Model,
         tokenizer: &'t Tokenizer,
         shared: Arc<SharedQueue>,
         options: SchedulerOptions,
-        observer: Option<CacheObserver>,
+        SchedulerParts { observer, drafter }: SchedulerParts,
     ) -> Self {
+        let drafter = drafter.or_else(|| options.speculation.new_drafter());
         let n_batch = options.n_batch.unwrap_or(pass.n_ubatch().max(options.n_parallel));
         Self {
             block_tree: observer.map(|observer| BlockTree::new(pass.cache_pages().page_len, pass.n_seq(), observer)),

@@ -60,7 +60,7 @@ use std::time::{Duration, Instant};
 
 use crate::prompt::{PromptLimits, span_keys};
 use crate::sampling::Sampler;
-use crate::speculation::Speculation;
+use crate::speculation::{Drafter, Speculation};
 use crate::tokenizer::Tokenizer;
 use crate::{EngineOptions, ForwardError, ForwardPass, Model};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -120,6 +120,15 @@ impl Default for SchedulerOptions {
     }
 }
 
+/// Parts of a scheduler that its caller makes.
+#[derive(Default)]
+pub struct SchedulerParts {
+    /// Is called when the pages change that the KV cache holds for later prompts.
+    pub observer: Option<CacheObserver>,
+    /// Proposes drafts in the place of the drafter of [`SchedulerOptions::speculation`], whose depth applies.
+    pub drafter: Option<Box<dyn Drafter>>,
+}
+
 /// A handle of the thread that runs requests. Clones share the thread. It ends when the last handle is dropped, and
 /// unfinished requests are cancelled.
 #[derive(Clone)]
@@ -172,26 +181,15 @@ impl Scheduler {
     /// Starts a thread that runs `pass`, a forward pass of `model`. An error if an option is out of range, or the model
     /// has no tokenizer.
     pub fn start(pass: Box<dyn ForwardPass>, model: Arc<Model>, options: SchedulerOptions) -> Result<Self, StartError> {
-        Self::start_with(pass, model, options, None)
+        Self::start_with(pass, model, options, SchedulerParts::default())
     }
 
-    /// [`start`](Self::start) with an observer, which is called when the pages change that the KV cache holds for later
-    /// prompts.
-    pub fn start_observed(
+    /// [`start`](Self::start) with parts of the caller's.
+    pub fn start_with(
         pass: Box<dyn ForwardPass>,
         model: Arc<Model>,
         options: SchedulerOptions,
-        observer: CacheObserver,
-    ) -> Result<Self, StartError> {
-        Self::start_with(pass, model, options, Some(observer))
-    }
-
-    /// [`start`](Self::start) with or without an observer.
-    fn start_with(
-        pass: Box<dyn ForwardPass>,
-        model: Arc<Model>,
-        options: SchedulerOptions,
-        observer: Option<CacheObserver>,
+        parts: SchedulerParts,
     ) -> Result<Self, StartError> {
         options.check(&*pass)?;
         let tokenizer = model.tokenizer()?;
@@ -209,7 +207,7 @@ impl Scheduler {
         let run = move || {
             let defect_sender = defect_sender;
             let _end = EndQueue(Arc::clone(&shared));
-            let mut engine = Engine::new(pass, &model, &tokenizer, Arc::clone(&shared), options, observer);
+            let mut engine = Engine::new(pass, &model, &tokenizer, Arc::clone(&shared), options, parts);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| engine.run())) {
                 let why = panic_message(&*panic);
                 tracing::error!("the engine met a defect and has ended: {why}");

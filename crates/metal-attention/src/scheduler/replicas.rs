@@ -11,8 +11,8 @@ use crate::{ForwardPass, HostSnapshot, Model};
 
 use super::queue::RequestedOutput;
 use super::{
-    BlockId, BlockSpan, CacheCapacity, CacheEvent, Client, Events, Metrics, Request, Scheduler, SchedulerOptions,
-    SequenceProgress, SlotError, StartError, SubmitError, VectorFuture,
+    BlockId, BlockSpan, CacheCapacity, CacheEvent, CacheObserver, Client, Events, Metrics, Request, Scheduler,
+    SchedulerOptions, SchedulerParts, SequenceProgress, SlotError, StartError, SubmitError, VectorFuture,
 };
 
 /// Schedulers of one model, each with its own thread, forward pass, slots and KV cache.
@@ -141,13 +141,10 @@ impl Replicas {
             let held = Arc::new(Mutex::new(HeldPages::default()));
             let observed = Arc::clone(&held);
             let (model, options) = (Arc::clone(model), options.clone());
-            let scheduler = if is_observed {
-                let observer = move |event| observed.lock().unwrap_or_else(PoisonError::into_inner).add(event);
-                Scheduler::start_observed(pass, model, options, Box::new(observer))?
-            } else {
-                Scheduler::start(pass, model, options)?
-            };
-            Ok(Replica { scheduler, held })
+            let observer: CacheObserver =
+                Box::new(move |event| observed.lock().unwrap_or_else(PoisonError::into_inner).add(event));
+            let parts = SchedulerParts { observer: is_observed.then_some(observer), ..Default::default() };
+            Ok(Replica { scheduler: Scheduler::start_with(pass, model, options, parts)?, held })
         };
         let all = passes.into_iter().map(start).collect::<Result<Vec<_>, StartError>>()?;
         Ok(Self { all: all.into(), n_parallel: options.n_parallel, page_len })

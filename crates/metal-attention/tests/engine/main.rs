@@ -18,6 +18,7 @@ mod scheduler;
 mod session_file;
 mod snapshots;
 mod spans;
+mod speculation;
 mod toys;
 mod wgpu;
 mod windows;

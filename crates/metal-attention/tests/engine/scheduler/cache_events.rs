@@ -5,7 +5,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use super::support::{Controls, encode, engine, greedy, read};
-use metal_attention::scheduler::{BlockId, CacheEvent, Request, Scheduler, SchedulerOptions};
+use metal_attention::scheduler::{
+    BlockId, CacheEvent, CacheObserver, Request, Scheduler, SchedulerOptions, SchedulerParts,
+};
 use metal_attention::{EngineOptions, Model};
 use proptest::prelude::*;
 
@@ -48,10 +50,11 @@ fn observed(n_seq: usize, n_pages: usize) -> (Model, Scheduler, mpsc::Receiver<C
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { n_seq, n_cache: Some(n_pages * PAGE), ..engine() };
     let (sender, receiver) = mpsc::channel();
-    let observer = Box::new(move |event| drop(sender.send(event)));
+    let observer: CacheObserver = Box::new(move |event| drop(sender.send(event)));
+    let parts = SchedulerParts { observer: Some(observer), ..Default::default() };
     let pass = Controls::default().null_pass(&model, &engine);
     let options = SchedulerOptions::default();
-    let scheduler = Scheduler::start_observed(pass, Arc::new(model.clone()), options, observer).unwrap();
+    let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts).unwrap();
     (model, scheduler, receiver)
 }
 

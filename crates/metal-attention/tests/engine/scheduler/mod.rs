@@ -10,5 +10,5 @@ mod reference;
 mod requests;
 mod slot_commands;
 mod spans;
-mod support;
+pub mod support;
 mod wake;

@@ -1,0 +1,202 @@
+//! Texts with and without drafts are equal: for every kind of layer, greedily and with seeds, alone and with others in a
+//! scheduler. On the CPU, where the bits of a token do not depend on its batch.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use metal_attention::gguf::GgufFile;
+use metal_attention::sampling::SamplerOptions;
+use metal_attention::scheduler::{Request, Scheduler, SchedulerOptions, SchedulerParts};
+use metal_attention::speculation::{Draft, DraftDepth, DraftRequest, Drafter, NgramDrafter};
+use metal_attention::{
+    Device, EngineOptions, ForwardError, GenerateOptions, Generator, MemoryUse, Model, ModelOptions,
+};
+use metal_attention_testing::models::more_architectures;
+
+use crate::scheduler::support::read;
+
+/// Models with each kind of layer: attention with and without windows, latent attention, experts, and each recurrence.
+const MODELS: [&str; 16] = [
+    "gemma3.gguf",
+    "gemma4.gguf",
+    "deepseek2.gguf",
+    "qwen3moe.gguf",
+    "lfm2.gguf",
+    "lfm2moe.gguf",
+    "qwen35.gguf",
+    "qwen3next.gguf",
+    "mamba.gguf",
+    "mamba2.gguf",
+    "jamba.gguf",
+    "granitehybrid.gguf",
+    "nemotron_h.gguf",
+    "falcon-h1.gguf",
+    "rwkv6.gguf",
+    "rwkv7.gguf",
+];
+
+/// Prompts of each model. With the built-in model there are more than a thousand texts.
+const N_PROMPTS: usize = 60;
+
+/// Tokens of an answer.
+const N: usize = 30;
+
+/// Pseudo-random numbers.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) as usize % n
+    }
+}
+
+/// Proposes what comes, since it knows the texts, with a wrong token now and then.
+struct Oracle {
+    texts: Arc<Vec<Vec<u32>>>,
+    numbers: Numbers,
+    n_vocab: usize,
+}
+
+impl Drafter for Oracle {
+    fn name(&self) -> &'static str {
+        "oracle"
+    }
+
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Draft>, ForwardError> {
+        let mut propose = |request: &DraftRequest<'_>| {
+            let text = self.texts.iter().find(|text| text.starts_with(request.ids));
+            let n = self.numbers.below(request.n + 1);
+            let mut ids: Vec<u32> = text.map_or(&[][..], |text| &text[request.ids.len()..]).to_vec();
+            ids.truncate(n);
+            for id in &mut ids {
+                if self.numbers.below(5) == 0 {
+                    *id = self.numbers.below(self.n_vocab) as u32;
+                }
+            }
+            Draft { confidence: vec![1.0; ids.len()], ids }
+        };
+        Ok(requests.iter().map(&mut propose).collect())
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        MemoryUse::default()
+    }
+}
+
+/// A prompt that repeats itself in part, and how it is continued: every other one greedily.
+struct Task {
+    prompt: Vec<u32>,
+    sampling: SamplerOptions,
+    min_tokens: usize,
+}
+
+fn tasks(n: usize, n_vocab: usize) -> Vec<Task> {
+    let mut numbers = Numbers(0x5DEE_CE66_D1CE_4E5B);
+    let mut task = |i: usize| {
+        let part: Vec<u32> = (0..2 + numbers.below(40)).map(|_| (3 + numbers.below(n_vocab - 3)) as u32).collect();
+        let sampling = match i % 2 {
+            0 => SamplerOptions::greedy(),
+            _ => SamplerOptions { seed: Some(i as u64), temperature: 0.7, repeat_penalty: 1.1, ..Default::default() },
+        };
+        Task { prompt: [&part[..], &part[..numbers.below(part.len()) + 1]].concat(), sampling, min_tokens: i % 7 }
+    };
+    (0..n).map(&mut task).collect()
+}
+
+fn engine(n_seq: usize) -> EngineOptions {
+    EngineOptions { device: Device::Cpu, n_ctx: Some(160), n_seq, n_threads: Some(2), ..Default::default() }
+}
+
+fn models() -> impl Iterator<Item = (&'static str, Model)> {
+    let read = |name: &'static str| {
+        let file = GgufFile::from_bytes(&more_architectures()[name]).unwrap();
+        (name, Model::from_gguf(file, &ModelOptions::default()).unwrap())
+    };
+    MODELS.into_iter().map(read).chain([("the built-in model", Model::built_in().unwrap())])
+}
+
+/// The prompt and its continuation, and the numbers of drafts that were evaluated and that held.
+fn text(generator: &mut Generator, task: &Task) -> (Vec<u32>, usize, usize) {
+    generator.set_sampling(task.sampling.clone()).unwrap();
+    generator.prompt(&task.prompt, |_, _| ControlFlow::Continue(())).unwrap();
+    let options = GenerateOptions { n_predict: Some(N), min_tokens: task.min_tokens, ..Default::default() };
+    let generation = generator.generate(options);
+    generation.map(|token| token.map(drop)).collect::<Result<(), _>>().unwrap();
+    let timings = generator.timings();
+    (generator.ids().to_vec(), timings.drafted, timings.accepted)
+}
+
+/// Without drafts, then with those of an oracle and of n-grams.
+#[test]
+fn drafts_do_not_change_texts() {
+    let (mut n_texts, mut n_drafted, mut n_accepted) = (0, [0; 2], [0; 2]);
+    for (name, model) in models() {
+        let n_vocab = model.spec().n_vocab;
+        let tasks = tasks(N_PROMPTS, n_vocab);
+        let mut generator = Generator::new(&model, &engine(1), SamplerOptions::greedy()).unwrap();
+        let texts: Vec<_> = tasks.iter().map(|task| text(&mut generator, task).0).collect();
+        let oracle = Oracle { texts: Arc::new(texts.clone()), numbers: Numbers(77), n_vocab };
+        let drafters: [Box<dyn Drafter>; 2] = [Box::new(oracle), Box::<NgramDrafter>::default()];
+        for (i, drafter) in drafters.into_iter().enumerate() {
+            generator.set_drafter(Some(drafter), DraftDepth::Fixed(1 + 3 * i + n_texts % 5));
+            for (task, want) in tasks.iter().zip(&texts) {
+                let (ids, drafted, accepted) = text(&mut generator, task);
+                assert_eq!(&ids, want, "{name} after {:?} with {}", task.prompt, task.sampling.temperature);
+                n_drafted[i] += drafted;
+                n_accepted[i] += accepted;
+            }
+        }
+        n_texts += texts.len();
+    }
+    assert!(n_texts > 1000);
+    for (drafted, accepted) in n_drafted.into_iter().zip(n_accepted) {
+        assert!(drafted > 1000 && accepted > 100 && accepted < drafted, "{accepted} of {drafted}");
+    }
+}
+
+/// Several sequences in a batch, each with its own number of drafts.
+#[test]
+fn drafts_do_not_change_texts_of_a_scheduler() {
+    for (name, model) in models() {
+        let n_vocab = model.spec().n_vocab;
+        let tasks = tasks(24, n_vocab);
+        let mut generator = Generator::new(&model, &engine(1), SamplerOptions::greedy()).unwrap();
+        let texts: Arc<Vec<_>> = Arc::new(tasks.iter().map(|task| text(&mut generator, task).0).collect());
+        let drafters: [Box<dyn Drafter>; 2] = [
+            Box::new(Oracle { texts: Arc::clone(&texts), numbers: Numbers(5), n_vocab }),
+            Box::<NgramDrafter>::default(),
+        ];
+        for drafter in drafters {
+            let speculation =
+                metal_attention::speculation::Speculation { depth: DraftDepth::Fixed(6), ..Default::default() };
+            let options = SchedulerOptions { n_parallel: 4, speculation, ..Default::default() };
+            let parts = SchedulerParts { drafter: Some(drafter), ..Default::default() };
+            let pass = model.forward_pass(&engine(6)).unwrap();
+            let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts).unwrap();
+            let submit = |task: &Task| {
+                let request = Request {
+                    prompt: task.prompt.clone().into(),
+                    sampling: task.sampling.clone(),
+                    max_tokens: Some(N),
+                    min_tokens: task.min_tokens,
+                    ..Default::default()
+                };
+                scheduler.submit(request).unwrap()
+            };
+            let events: Vec<_> = tasks.iter().map(submit).collect();
+            let mut n_generated = 0;
+            for ((events, task), want) in events.into_iter().zip(&tasks).zip(&*texts) {
+                let answer = read(events);
+                assert_eq!(answer.error, None);
+                assert_eq!([&task.prompt[..], &answer.ids].concat(), *want, "{name}");
+                n_generated += answer.ids.len();
+            }
+            let metrics = scheduler.metrics();
+            assert_eq!(metrics.generated_tokens as usize, n_generated, "{name}");
+            assert!(metrics.accepted_tokens <= metrics.drafted_tokens, "{name}");
+        }
+    }
+}
