@@ -105,7 +105,7 @@ const NO_PARTS: &str = "a model runs on a device as a whole: --gpu or --device w
 const NO_IMAGES: &str = "pictures are read by run (--image), chat (/image), serve and encode-image, with --mmproj FILE; other \
                          commands, addresses and sound are not supported yet: leave the flag out";
 const NO_ADAPTERS: &str = "adapters cannot be applied yet: use a GGUF file that they are merged into";
-const NO_DRAFTS: &str = "there is no speculative decoding yet: leave the flags of the draft model out";
+const NO_DRAFTS: &str = "draft models are not supported yet: leave their flags out; `run`, `chat` and `serve` have drafts without a model (--spec)";
 const NO_GRAMMAR: &str =
     "`run` and `chat` have it, and each request to `metal-attention serve` (response_format); leave the flag out";
 const FROM_FILE: &str =
@@ -137,21 +137,13 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
         Refused(NO_ADAPTERS),
     ),
     all(
-        &[
-            "-md",
-            "--model-draft",
-            "-hfd",
-            "-hfrd",
-            "--hf-repo-draft",
-            "--draft",
-            "--draft-max",
-            "--draft-n",
-            "--draft-min",
-        ],
+        &["-md", "--model-draft", "-hfd", "-hfrd", "--hf-repo-draft", "--draft", "--draft-max", "--draft-n"],
         Value,
         Refused(NO_DRAFTS),
     ),
-    all(&["--draft-p-min", "-cd", "--ctx-size-draft", "-devd", "--device-draft"], Value, Refused(NO_DRAFTS)),
+    all(&["--draft-min", "--draft-n-min", "--draft-p-min"], Value, Nothing("as many drafts as pay are evaluated")),
+    all(&["--spec-default"], FlagValue::Nothing, Nothing("drafts are the default: --spec auto")),
+    all(&["-cd", "--ctx-size-draft", "-devd", "--device-draft"], Value, Refused(NO_DRAFTS)),
     all(&["-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"], Value, Refused(NO_DRAFTS)),
     all(&["--override-kv"], Value, Refused("a model's metadata is taken as it is in its file")),
     all(

@@ -37,6 +37,7 @@ mod run_output;
 mod sampling_args;
 mod sampling_options;
 mod served;
+mod speculation_args;
 mod statistics;
 mod template_file;
 mod tensor_types;

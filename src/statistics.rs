@@ -17,7 +17,7 @@ pub struct RunStatistics {
 }
 
 impl RunStatistics {
-    /// Writes five lines to stderr, four if the peak memory is not known.
+    /// Writes five lines to stderr, four if the peak memory is not known, and one more if there were drafts.
     pub fn print(&self) {
         let t = &self.timings;
         let rate = |rate: Option<f64>| rate.map_or(String::new(), |r| format!(", {r:.1} tok/s"));
@@ -28,8 +28,12 @@ impl RunStatistics {
             ("load time", units::time(self.load)),
             ("prompt", units::count(t.prompt_tokens, "token") + &prefill + &cached),
             ("generated", units::count(t.generated, "token") + &rate(t.decode_tokens_per_second())),
+            ("drafts", format!("{} of {} held", t.accepted, t.drafted)),
             ("time to first token", t.first_token.map_or("-".into(), units::time)),
         ];
+        if t.drafted == 0 {
+            lines.retain(|(what, _)| *what != "drafts");
+        }
         lines.extend(peak_memory().map(|n| ("peak memory", units::bytes(n))));
         let mut stderr = std::io::stderr().lock();
         for (what, value) in lines {
@@ -49,6 +53,8 @@ impl RunStatistics {
             prefill_ms: ms(t.prefill),
             prefill_tokens_per_second: t.prefill_tokens_per_second(),
             generated_tokens: t.generated,
+            drafted_tokens: t.drafted,
+            accepted_tokens: t.accepted,
             decode_ms: ms(t.decode),
             decode_tokens_per_second: t.decode_tokens_per_second(),
             first_token_ms: t.first_token.map(ms),
@@ -72,6 +78,10 @@ pub struct TimingsJson {
     prefill_tokens_per_second: Option<f64>,
     /// Generated tokens.
     generated_tokens: usize,
+    /// Drafts that were evaluated.
+    drafted_tokens: usize,
+    /// Drafts that held, and are among the generated tokens.
+    accepted_tokens: usize,
     /// The time of decode.
     decode_ms: f64,
     /// The rate of decode.

@@ -26,6 +26,7 @@ use crate::profile_args::ProfileArgs;
 use crate::progress::ProgressLine;
 use crate::run_output::RunOutput;
 use crate::sampling_args::SamplingArgs;
+use crate::speculation_args::SpeculationArgs;
 use crate::statistics::RunStatistics;
 use crate::template_file;
 use crate::text_input::{EncodingArgs, WordsArgs, read_file, read_stdin};
@@ -127,6 +128,9 @@ pub struct Args {
     engine: EngineArgs,
 
     #[command(flatten)]
+    speculation: SpeculationArgs,
+
+    #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
@@ -157,6 +161,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     loading.weigh(model.gguf().tensor_bytes());
     let options = args.engine.options(&model);
     let mut generator = Generator::new(&model, &options, sampling)?;
+    generator.set_speculation(args.speculation.options());
     if args.profile.is_set() {
         generator.start_profile()?;
     }
@@ -309,6 +314,7 @@ impl Args {
             n_predict: self.n_predict,
             stop: &self.stop,
             engine: &self.engine,
+            speculation: &self.speculation,
             sampling: &self.sampling,
             form: &self.form,
             mmproj: self.pictures.mmproj(),

@@ -28,6 +28,7 @@ use crate::model_args::ModelArgs;
 use crate::picture_args::MmprojArgs;
 use crate::replica_args::ReplicaArgs;
 use crate::served::{ModelFolders, ServedModel, ServedPictures, ServingSetup, print_line};
+use crate::speculation_args::SpeculationArgs;
 #[cfg(unix)]
 use crate::termination::Termination;
 
@@ -138,6 +139,9 @@ pub struct Args {
 
     #[command(flatten)]
     engine: ReplicaArgs,
+
+    #[command(flatten)]
+    speculation: SpeculationArgs,
 }
 
 /// The models that are served.
@@ -505,6 +509,7 @@ impl Args {
             engine: self.engine.clone(),
             n_parallel: self.parallel,
             n_queue: self.queue,
+            speculation: self.speculation.options(),
             chat_template: self.chat_template.clone(),
             pictures: self.pictures.served(),
             cache: self.cache.clone(),

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::scheduler::{SchedulerOptions, StartError};
+use metal_attention::speculation::Speculation;
 use metal_attention::{EngineOptions, ForwardPass, Model, PictureEncoder, Watch};
 use metal_attention_server::http::{LoadError, LoadedModel, ModelCard, ModelSource, Placement, SourceError};
 
@@ -39,6 +40,8 @@ pub struct ServingSetup {
     pub n_parallel: usize,
     /// Requests that may wait in each replica.
     pub n_queue: usize,
+    /// Drafts of sequences.
+    pub speculation: Speculation,
     /// A file with a chat template that replaces the models'.
     pub chat_template: Option<PathBuf>,
     /// The encoder of pictures.
@@ -104,7 +107,12 @@ impl ServedModel {
     /// The options of each replica, and of the scheduler over them.
     fn options(&self, model: &Model) -> Result<(Vec<EngineOptions>, SchedulerOptions), CliError> {
         let ServingSetup { engine, n_parallel, n_queue, .. } = &self.setup;
-        let options = SchedulerOptions { n_parallel: *n_parallel, n_queue: *n_queue, ..Default::default() };
+        let options = SchedulerOptions {
+            n_parallel: *n_parallel,
+            n_queue: *n_queue,
+            speculation: self.setup.speculation,
+            ..Default::default()
+        };
         let mut engines = engine.options(model)?;
         for engine in &mut engines {
             if !self.is_resident && engine.n_ctx.is_none() {

@@ -33,6 +33,7 @@ use crate::picture_args::{MmprojArgs, Pictures, read_picture};
 use crate::progress::ProgressLine;
 use crate::sampling_args::SamplingArgs;
 use crate::sampling_options;
+use crate::speculation_args::SpeculationArgs;
 use crate::template_file;
 use crate::text_input::WordsArgs;
 use commands::{ChatCommand, HELP};
@@ -109,6 +110,9 @@ pub struct Args {
     engine: EngineArgs,
 
     #[command(flatten)]
+    speculation: SpeculationArgs,
+
+    #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
@@ -141,6 +145,8 @@ pub struct ChatSetup<'a> {
     pub stop: &'a [String],
     /// The device and its options.
     pub engine: &'a EngineArgs,
+    /// The flags for drafts.
+    pub speculation: &'a SpeculationArgs,
     /// The sampling flags.
     pub sampling: &'a SamplingArgs,
     /// The form of each answer.
@@ -167,6 +173,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         n_predict: args.n_predict,
         stop: &args.stop,
         engine: &args.engine,
+        speculation: &args.speculation,
         sampling: &args.sampling,
         form: &args.form,
         mmproj: &args.mmproj,
@@ -198,6 +205,7 @@ pub fn talk(args: &ChatSetup, first: Option<String>) -> Result<(), CliError> {
     };
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
+    generator.set_speculation(args.speculation.options());
     drop(loading);
     generator.keep_prompt_ends(SchedulerOptions::default_cache_ram());
 

@@ -113,10 +113,7 @@ impl<'t> Engine<'t> {
             tokenizer,
             shared,
             batch_sizer: BatchSizer::new(n_batch),
-            speculator: options
-                .speculation
-                .new_drafter()
-                .map(|drafter| Speculator::new(drafter, options.speculation.depth)),
+            speculator: drafter.map(|drafter| Speculator::new(drafter, options.speculation.depth)),
             options,
             running: Vec::new(),
             preempted: Vec::new(),

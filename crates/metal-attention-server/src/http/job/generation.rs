@@ -133,6 +133,7 @@ impl GenerationSettings {
             constraint: None,
             logits_processor: None,
             deadline: app.options.timeout.and_then(|timeout| self.received.checked_add(timeout)),
+            no_drafts: false,
             buffer_events: !self.stream,
         })
     }
