@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::gbnf::{self, GbnfError};
+use crate::guide::encode_continuation;
 use crate::lark;
 use crate::pattern;
 use crate::response_format::ResponseFormat;
@@ -248,7 +249,7 @@ impl GrammarCompiler {
         let factory = factory.map_err(|why| GrammarError::Vocabulary(why.clone()))?;
         let compile = || factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
         let error = match on_a_large_stack(compile)? {
-            Ok(matcher) => return Ok(Grammar { matcher }),
+            Ok(matcher) => return Ok(Grammar { matcher, tokenizer: Arc::clone(&self.tokenizer) }),
             Err(error) => error.to_string(),
         };
         Err(explain(&error).unwrap_or_else(|| explained(&error)))
@@ -320,6 +321,7 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
 #[derive(Clone)]
 pub struct Grammar {
     matcher: Matcher,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl Constraint for Grammar {
@@ -337,6 +339,18 @@ impl Constraint for Grammar {
 
     fn is_complete(&self) -> bool {
         self.matcher.is_stopped()
+    }
+
+    /// The tokens of the text that the grammar forces. A model may spell it otherwise.
+    fn forced(&mut self) -> Vec<u32> {
+        match String::from_utf8(self.matcher.compute_ff_bytes()) {
+            Ok(text) if !text.is_empty() => encode_continuation(&self.tokenizer, &text, /* parse_special */ false),
+            Ok(_) | Err(_) => Vec::new(),
+        }
+    }
+
+    fn n_allowed(&mut self, ids: &[u32]) -> usize {
+        self.matcher.validate_tokens(ids).unwrap_or(0)
     }
 }
 
@@ -366,6 +380,42 @@ mod tests {
             }
         }
         constraint.is_complete() || allowed(&mut constraint).any(|id| tokenizer.is_end_of_generation(id))
+    }
+
+    #[test]
+    fn forced_tokens_and_checks_of_drafts_leave_the_masks_as_they_are() {
+        let grammars = GrammarCompiler::new(&Model::built_in().unwrap().tokenizer().unwrap());
+        let tokenizer = Arc::clone(&grammars.tokenizer);
+        let schema = json!({"type": "object", "additionalProperties": false, "required": ["colour", "number"],
+            "properties": {"colour": {"enum": ["red", "blue"]}, "number": {"const": 12}}});
+        let template = ChatTemplate::fallback(Arc::clone(&tokenizer));
+        let compile = || grammars.json_schema(&template, "", &schema, None, &mut Vec::new()).unwrap();
+        let (mut with_drafts, mut plain) = (compile(), compile());
+        let text = r#"{"colour":"blue","number":12}"#;
+        let (mut done, mut n_forced) = (0, 0);
+        while done < text.len() {
+            let forced = with_drafts.forced();
+            let spelled: Vec<u8> = forced.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+            // White space may stand between tokens of JSON, so that less is forced than one might think.
+            assert!(text.as_bytes()[done..].starts_with(&spelled), "{:?} at {done}", String::from_utf8_lossy(&spelled));
+            assert_eq!(with_drafts.n_allowed(&forced), forced.len());
+            n_forced += forced.len();
+            let mut masks = [(); 2].map(|()| vec![0u32; tokenizer.n_vocab().div_ceil(32)]);
+            with_drafts.allowed(&mut masks[0]).unwrap();
+            plain.allowed(&mut masks[1]).unwrap();
+            assert_eq!(masks[0], masks[1], "at {done}");
+            let allowed = |id: u32| masks[0][id as usize / 32] & (1 << (id % 32)) != 0;
+            let byte = [text.as_bytes()[done]];
+            let id =
+                (0..tokenizer.n_vocab() as u32).find(|&id| allowed(id) && tokenizer.token_bytes(id) == byte).unwrap();
+            // A token that may not come, behind one that may.
+            let wrong = (0..tokenizer.n_vocab() as u32).find(|&id| tokenizer.token_bytes(id) == b"%").unwrap();
+            assert_eq!(with_drafts.n_allowed(&[id, wrong]), 1, "at {done}");
+            with_drafts.accept(id).unwrap();
+            plain.accept(id).unwrap();
+            done += 1;
+        }
+        assert!(n_forced > 10, "{n_forced}");
     }
 
     #[test]

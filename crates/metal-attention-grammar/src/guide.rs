@@ -322,6 +322,27 @@ impl Constraint for Guide {
             && self.forced.is_empty()
             && self.grammar.as_ref().is_some_and(Constraint::is_complete)
     }
+
+    fn forced(&mut self) -> Vec<u32> {
+        if !self.forced.is_empty() {
+            return self.forced.iter().copied().collect();
+        }
+        match (&self.phase, &mut self.grammar) {
+            (ReasoningPhase::Closed, Some(grammar)) => grammar.forced(),
+            // Another text than that of the grammar may come.
+            (_, _) => Vec::new(),
+        }
+    }
+
+    fn n_allowed(&mut self, ids: &[u32]) -> usize {
+        if !self.forced.is_empty() {
+            return self.forced.iter().zip(ids).take_while(|(forced, id)| forced == id).count();
+        }
+        match (&self.phase, &mut self.grammar) {
+            (ReasoningPhase::Closed, Some(grammar)) => grammar.n_allowed(ids),
+            (_, _) => ids.len(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,18 @@ pub trait Constraint: Send {
 
     /// Whether the generated text is complete: nothing but an end token may follow.
     fn is_complete(&self) -> bool;
+
+    /// Tokens that are likely to come next because the constraint leaves no choice, as in the names of a schema's
+    /// properties. They become drafts ([`speculation`](crate::speculation)), so that they need not be certain.
+    fn forced(&mut self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// How many of the drafts `ids` may come next, one after another. It may be more than the constraint allows: all of
+    /// them are masked later.
+    fn n_allowed(&mut self, ids: &[u32]) -> usize {
+        ids.len()
+    }
 }
 
 /// A constraint in use, with a buffer for its mask.
@@ -58,5 +70,15 @@ impl ActiveConstraint {
     /// Whether nothing but an end token may follow.
     pub fn is_complete(&self) -> bool {
         self.constraint.is_complete()
+    }
+
+    /// Tokens that are likely to come next because nothing else may.
+    pub fn forced(&mut self) -> Vec<u32> {
+        self.constraint.forced()
+    }
+
+    /// How many of the drafts `ids` may come next.
+    pub fn n_allowed(&mut self, ids: &[u32]) -> usize {
+        self.constraint.n_allowed(ids)
     }
 }

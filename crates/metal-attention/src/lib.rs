@@ -51,7 +51,7 @@ pub use metal_attention_cuda::{
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::vision;
 pub use metal_attention_model::{
-    ASLEEP_AFTER, BatchToken, DEFAULT_UBATCH, DeviceInfo, Executor, ForwardError, ForwardPass, HiddenRows,
+    ASLEEP_AFTER, Batch, BatchToken, DEFAULT_UBATCH, DeviceInfo, Executor, ForwardError, ForwardPass, HiddenRows,
     HookedExecutor, Hooks, KernelTime, KernelTotal, LayerTrace, LoadedModel, Logits, MemoryUse, ModelSpec,
     NullExecutor, OutputKind, Outputs, PageUse, Phase, Pooling, Position, Profile, ProfiledStep, Recipe, SequenceCache,
     Session, SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TracedTokens,

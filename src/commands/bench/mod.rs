@@ -12,10 +12,13 @@ mod model_hash;
 mod plan;
 mod report;
 mod roofline;
+mod speculation;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use metal_attention::speculation::DrafterKind;
+use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Device, EngineOptions, ForwardPass, Model, ModelSpec, Profile};
 
 use crate::cli_error::CliError;
@@ -24,10 +27,12 @@ use crate::interrupt;
 use crate::model_args::{ModelArgs, ModelsArgs};
 use crate::profile_args::ProfileArgs;
 use crate::progress::ProgressLine;
+use crate::text_input::read_file;
 use compare::EarlierReport;
 use measure::BenchMeasurement;
 use plan::{BenchPlan, BenchTest, TestGroup};
 use report::{BenchReport, BenchResult, TokensPerSecond};
+use speculation::SpeculationBench;
 
 /// The names of the subcommands; clap takes them for models if flags come first.
 const SUBCOMMANDS: [&str; 2] = ["encoder", "roofline"];
@@ -55,6 +60,7 @@ Examples:
   metal-attention bench -m model.gguf --json > before.json
   metal-attention bench -m model.gguf --compare before.json
   metal-attention bench -m model.gguf --profile trace.json
+  metal-attention bench -m model.gguf --spec ngram --text code.txt --batch 1,8
   metal-attention bench roofline -m model.gguf
   metal-attention bench encoder --mmproj mmproj.gguf";
 
@@ -105,6 +111,18 @@ pub struct Args {
     #[arg(long, group = "format")]
     markdown: bool,
 
+    /// Measure decode with this drafter instead, in turns with decode without drafts: ngram
+    #[arg(long, value_name = "DRAFTER", requires = "text", conflicts_with_all = ["compare", "csv", "markdown"])]
+    spec: Option<DrafterKind>,
+
+    /// The text that decides which drafts hold
+    #[arg(long, value_name = "FILE", requires = "spec", value_hint = clap::ValueHint::FilePath)]
+    text: Option<PathBuf>,
+
+    /// Tokens of the text that are in the context before the measurement [default: half of them]
+    #[arg(long, value_name = "N", requires = "spec")]
+    text_prompt: Option<usize>,
+
     /// Compare the results with those of an earlier --json
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
@@ -151,7 +169,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     match &args.command {
         Some(Command::Encoder(args)) => encoder::run(args),
         Some(Command::Roofline(args)) => roofline::run(args),
-        None => args.bench(),
+        None => match (args.spec, &args.text) {
+            (Some(drafter), Some(text)) => args.bench_drafts(drafter, text),
+            _ => args.bench(),
+        },
     }
 }
 
@@ -197,6 +218,43 @@ impl Args {
         stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)?;
         self.profile.report(&profiles)?;
         outcome
+    }
+
+    /// Measures a drafter on a text.
+    fn bench_drafts(&self, drafter: DrafterKind, path: &Path) -> Result<(), CliError> {
+        let text = read_file(path)?;
+        let _ctrl_c = interrupt::cancel_on_ctrl_c();
+        let devices = if self.wgpu { vec![Device::Wgpu] } else { plan::distinct(&self.device) };
+        let mut reports = Vec::new();
+        for args in self.models.each() {
+            let model = args.open()?;
+            let ids = args.tokenizer(&model)?.encode(&text, EncodeOptions { add_special: true, parse_special: false });
+            let n_prompt = self.text_prompt.unwrap_or(ids.len() / 2);
+            if n_prompt == 0 || n_prompt + 2 > ids.len() {
+                let n = ids.len();
+                return Err(CliError::Usage(format!(
+                    "the text has {n} tokens: --text-prompt leaves some before and some in the measurement if it is from 1 to {}",
+                    n.saturating_sub(2)
+                )));
+            }
+            let (prompt, generated) = ids.split_at(n_prompt);
+            for device in &devices {
+                let n_threads = self.threads.first().copied();
+                let options = EngineOptions { device: device.clone(), n_threads, ..self.compute.options() };
+                for &batch in &self.batch {
+                    let n_rounds = [self.warmup, self.iterations];
+                    let bench = SpeculationBench { drafter, text: path, prompt, generated, batch, n_rounds };
+                    match bench.measure(&model, &args.name(), &options)? {
+                        Some(report) => reports.push(report),
+                        None => {
+                            speculation::print(&reports, self.json)?;
+                            return Err(CliError::Interrupted);
+                        }
+                    }
+                }
+            }
+        }
+        speculation::print(&reports, self.json)
     }
 
     /// The tests that the flags choose. An error if there are none.

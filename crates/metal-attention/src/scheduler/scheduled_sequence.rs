@@ -187,6 +187,19 @@ impl<'t> ScheduledSequence<'t> {
         n_ctx.min(self.max_len).saturating_sub(self.ids.len()).min(left)
     }
 
+    /// Tokens that are likely to come next because its constraint leaves no choice. A panic of the constraint is met again,
+    /// and reported, when it is asked for its mask.
+    pub fn forced(&mut self) -> Vec<u32> {
+        let Some(constraint) = &mut self.constraint else { return Vec::new() };
+        catch_unwind(AssertUnwindSafe(|| constraint.forced())).unwrap_or_default()
+    }
+
+    /// How many of the drafts `ids` its constraint may allow.
+    pub fn n_allowed(&mut self, ids: &[u32]) -> usize {
+        let Some(constraint) = self.constraint.as_mut().filter(|_| !ids.is_empty()) else { return ids.len() };
+        catch_unwind(AssertUnwindSafe(|| constraint.n_allowed(ids))).unwrap_or_default()
+    }
+
     /// Counts drafts, and those of them that held.
     pub fn count_drafts(&mut self, n_drafts: usize, n_held: usize) {
         self.n_drafted += n_drafts;

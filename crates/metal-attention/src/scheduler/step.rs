@@ -145,19 +145,21 @@ impl Engine<'_> {
         let (n_ctx, n_ubatch) = (pass.n_ctx(), pass.n_ubatch());
         let single = running.iter().enumerate().filter(|(_, r)| r.sequence.ids.len() == pass.n_past(r.cache_seq) + 1);
         let single: Vec<usize> = single.map(|(i, _)| i).collect();
-        let mut requests = Vec::new();
-        let mut of_requests = Vec::new();
-        for &i in &single {
+        let limit = |i: &usize| running[*i].sequence.max_drafts(n_ctx).min(speculator.max_depth());
+        let of_requests: Vec<usize> = single.iter().copied().filter(|i| limit(i) > 0).collect();
+        let limits: Vec<usize> = of_requests.iter().map(limit).collect();
+        let forced: Vec<_> = of_requests.iter().map(|&i| running[i].sequence.forced()).collect();
+        let request = |(&i, &n): (&usize, &usize)| {
             let RunningSequence { sequence, cache_seq, .. } = &running[i];
-            let n = sequence.max_drafts(n_ctx).min(speculator.max_depth());
-            if n > 0 {
-                requests.push(DraftRequest { seq: *cache_seq, ids: &sequence.ids, n });
-                of_requests.push(i);
-            }
-        }
+            DraftRequest { seq: *cache_seq, ids: &sequence.ids, n }
+        };
+        let requests: Vec<_> = of_requests.iter().zip(&limits).map(request).collect();
         // The decode tokens and drafts of a step are evaluated in one micro-batch.
         let max_rows = n_ubatch.min(batch_sizer.max_tokens()).saturating_sub(single.len());
-        let drafts = speculator.propose(single.len(), max_rows, &requests);
+        let mut drafts = speculator.propose(single.len(), max_rows, &requests, &forced);
+        for (draft, &i) in drafts.iter_mut().zip(&of_requests) {
+            draft.truncate(running[i].sequence.n_allowed(&draft.ids));
+        }
         of_requests.into_iter().zip(drafts).filter(|(_, draft)| !draft.ids.is_empty()).collect()
     }
 

@@ -20,4 +20,4 @@ pub use drafter::{Draft, DraftRequest, Drafter};
 pub use ngram::NgramDrafter;
 pub use options::{DraftDepth, DrafterKind, MAX_DRAFTS, Speculation, UnknownDrafter};
 pub(crate) use scores_ahead::ScoresAhead;
-pub(crate) use speculator::Speculator;
+pub use speculator::Speculator;

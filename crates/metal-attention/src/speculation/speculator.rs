@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use super::{Draft, DraftDepth, DraftRequest, Drafter, StepCosts};
 
-/// A drafter, and how many of its drafts pay.
-pub(crate) struct Speculator {
+/// The probability that a token holds which a constraint forces: the model may spell the text otherwise.
+const FORCED_CONFIDENCE: f32 = 0.9;
+
+/// A drafter, and how many of its drafts pay. [`Generator`](crate::Generator) and [`Scheduler`](crate::scheduler::Scheduler) have
+/// one; a caller that evaluates batches itself makes its own.
+pub struct Speculator {
     drafter: Box<dyn Drafter>,
     depth: DraftDepth,
     costs: StepCosts,
@@ -28,8 +32,15 @@ impl Speculator {
     }
 
     /// The drafts of each request for a step over `n_seq` sequences, those of the requests included: as many as give the
-    /// most tokens a second, and at most `max_rows` in all.
-    pub fn propose(&mut self, n_seq: usize, max_rows: usize, requests: &[DraftRequest<'_>]) -> Vec<Draft> {
+    /// most tokens a second, and at most `max_rows` in all. Where a constraint forces tokens (`forced`, one list for each request,
+    /// empty: none), these are the drafts.
+    pub fn propose(
+        &mut self,
+        n_seq: usize,
+        max_rows: usize,
+        requests: &[DraftRequest<'_>],
+        forced: &[Vec<u32>],
+    ) -> Vec<Draft> {
         if requests.is_empty() || max_rows == 0 {
             return vec![Draft::default(); requests.len()];
         }
@@ -40,6 +51,12 @@ impl Speculator {
                 return vec![Draft::default(); requests.len()];
             }
         };
+        for ((draft, ids), request) in drafts.iter_mut().zip(forced).zip(requests) {
+            if !ids.is_empty() {
+                *draft = Draft { ids: ids.clone(), confidence: vec![FORCED_CONFIDENCE; ids.len()] };
+                draft.truncate(request.n);
+            }
+        }
         // The probability that each draft holds with all before it. They fall within a sequence, so that the likeliest of all
         // sequences are the first ones of each.
         let mut of_all: Vec<f32> = Vec::new();
@@ -110,7 +127,7 @@ mod tests {
         let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::default());
         let requests: Vec<_> = (0..3).map(|seq| DraftRequest { seq, ids: &[7], n: 8 }).collect();
         let mut lengths = |max_rows| -> Vec<usize> {
-            speculator.propose(3, max_rows, &requests).iter().map(|draft| draft.ids.len()).collect()
+            speculator.propose(3, max_rows, &requests, &[]).iter().map(|draft| draft.ids.len()).collect()
         };
         assert_eq!(lengths(99), [0, 0, 0]);
         let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::default());
@@ -118,13 +135,13 @@ mod tests {
             speculator.record_step(3, n_rows - 3, Duration::from_micros(micros));
         }
         let mut lengths = |max_rows| -> Vec<usize> {
-            speculator.propose(3, max_rows, &requests).iter().map(|draft| draft.ids.len()).collect()
+            speculator.propose(3, max_rows, &requests, &[]).iter().map(|draft| draft.ids.len()).collect()
         };
         assert_eq!(lengths(99), [8, 0, 2]);
         assert_eq!(lengths(6), [5, 0, 1]);
         assert_eq!(lengths(0), [0, 0, 0]);
         let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::Fixed(8));
-        let lengths: Vec<_> = speculator.propose(3, 20, &requests).iter().map(|draft| draft.ids.len()).collect();
+        let lengths: Vec<_> = speculator.propose(3, 20, &requests, &[]).iter().map(|draft| draft.ids.len()).collect();
         assert_eq!(lengths.iter().sum::<usize>(), 20);
     }
 }

@@ -1,0 +1,274 @@
+//! `bench --spec`: measures what a drafter gains over decode steps of one token each, on the text of a file.
+//!
+//! The text decides which drafts hold, so that acceptance is that of real text whatever the model would write. The model
+//! evaluates its own choices and the drafts: steps without drafts run ahead as they do elsewhere, and a step with drafts costs
+//! what it costs. Rounds with and without drafts take turns.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use metal_attention::speculation::{DraftDepth, DraftRequest, DrafterKind, Speculation, Speculator};
+use metal_attention::{Batch, BatchToken, EngineOptions, Error, ForwardError, ForwardPass, Model, OutputKind, Outputs};
+use serde::Serialize;
+
+use crate::cli_error::CliError;
+use crate::progress::ProgressLine;
+
+/// What is measured.
+pub struct SpeculationBench<'a> {
+    /// The kind of drafter.
+    pub drafter: DrafterKind,
+    /// The text's name in the report.
+    pub text: &'a Path,
+    /// The tokens that are in the context before the timed part.
+    pub prompt: &'a [u32],
+    /// The tokens that are generated.
+    pub generated: &'a [u32],
+    /// Sequences that are decoded together, each with the text.
+    pub batch: usize,
+    /// Rounds before the timed ones, and timed rounds.
+    pub n_rounds: [usize; 2],
+}
+
+/// The report of one model on one device with one drafter: an object of `--json`. Rates are tokens a second of all sequences.
+#[derive(Debug, Serialize)]
+pub struct SpeculationReport {
+    /// The model's name.
+    pub model: String,
+    /// `cpu`, `cuda` or `gpu`, and its name.
+    pub device: String,
+    pub device_name: String,
+    /// CPU threads; 1 for a GPU.
+    pub threads: usize,
+    /// The drafter.
+    pub drafter: &'static str,
+    /// The file with the text.
+    pub text: String,
+    /// Sequences that are decoded together.
+    pub batch: usize,
+    /// Tokens before the timed part, and tokens of each sequence in it.
+    pub n_prompt: usize,
+    pub n_gen: usize,
+    /// Steps of a round with drafts, drafts evaluated in them, and those that held; in the last round.
+    pub n_steps: usize,
+    pub n_drafted: usize,
+    pub n_accepted: usize,
+    /// Medians of the rounds without and with drafts.
+    pub plain_tokens_per_second: f64,
+    pub drafted_tokens_per_second: f64,
+    /// The median of the ratios of paired rounds.
+    pub ratio: f64,
+    /// Tokens a second of each pair of rounds, without and with drafts.
+    pub samples: Vec<[f64; 2]>,
+}
+
+/// The counts of a round with drafts.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    steps: usize,
+    drafted: usize,
+    accepted: usize,
+}
+
+impl SpeculationBench<'_> {
+    /// Measures a model. `None` after Ctrl-C.
+    pub fn measure(
+        &self,
+        model: &Model,
+        name: &str,
+        options: &EngineOptions,
+    ) -> Result<Option<SpeculationReport>, CliError> {
+        let n_ctx = self.prompt.len() + self.generated.len() + 1;
+        let loading = ProgressLine::spinner("loading the model");
+        loading.weigh(model.gguf().tensor_bytes());
+        let options = EngineOptions { n_ctx: Some(n_ctx), n_seq: self.batch, ..options.clone() };
+        let mut pass = model.forward_pass(&options)?;
+        drop(loading);
+        let Some(drafter) = (Speculation { drafter: self.drafter, ..Default::default() }).new_drafter() else {
+            return Err(CliError::Usage("--spec off has nothing to measure".into()));
+        };
+        let drafter_name = drafter.name();
+        let mut speculator = Speculator::new(drafter, DraftDepth::default());
+        let [n_warmup, n_timed] = self.n_rounds;
+        let progress = ProgressLine::steps("measuring", (n_warmup + n_timed) as u64);
+        progress.describe(format!("{name}, {drafter_name}, {} sequences", self.batch));
+        let (mut samples, mut counts) = (Vec::new(), Counts::default());
+        for round in 0..n_warmup + n_timed {
+            let mut rates = [0.0; 2];
+            for (rate, with_drafts) in rates.iter_mut().zip([false, true]) {
+                let outcome = self.round(&mut *pass, with_drafts.then_some(&mut speculator));
+                let (seconds, of_round) = match outcome {
+                    Err(ForwardError::Cancelled) => return Ok(None),
+                    outcome => outcome.map_err(Error::from)?,
+                };
+                *rate = (self.batch * self.generated.len()) as f64 / seconds;
+                counts = of_round;
+            }
+            if round >= n_warmup {
+                samples.push(rates);
+            }
+            progress.set(round as u64 + 1);
+        }
+        let device = pass.device();
+        Ok(Some(SpeculationReport {
+            model: name.to_owned(),
+            device: device.kind.to_owned(),
+            device_name: device.name,
+            threads: device.n_threads,
+            drafter: drafter_name,
+            text: self.text.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            batch: self.batch,
+            n_prompt: self.prompt.len(),
+            n_gen: self.generated.len(),
+            n_steps: counts.steps,
+            n_drafted: counts.drafted,
+            n_accepted: counts.accepted,
+            plain_tokens_per_second: median(samples.iter().map(|rates| rates[0])),
+            drafted_tokens_per_second: median(samples.iter().map(|rates| rates[1])),
+            ratio: median(samples.iter().map(|rates| rates[1] / rates[0])),
+            samples,
+        }))
+    }
+
+    /// Generates the text in all sequences, with drafts if there is a speculator. Returns the seconds without the prefill.
+    fn round(
+        &self,
+        pass: &mut dyn ForwardPass,
+        mut speculator: Option<&mut Speculator>,
+    ) -> Result<(f64, Counts), ForwardError> {
+        pass.reset();
+        let text = [self.prompt, self.generated].concat();
+        let mut own = Vec::new();
+        for seq in 0..self.batch {
+            let token = |(pos, &id)| BatchToken { id, seq, pos, output: pos + 1 == self.prompt.len() };
+            let prompt: Vec<_> = self.prompt.iter().enumerate().map(token).collect();
+            own.push(pass.forward_greedy(&prompt)?[0]);
+        }
+        let start = Instant::now();
+        let mut counts = Counts::default();
+        // The tokens of each sequence that are known. The last of them is not evaluated.
+        let mut known = vec![self.prompt.len() + 1; self.batch];
+        loop {
+            let running: Vec<usize> = (0..self.batch).filter(|&seq| known[seq] < text.len()).collect();
+            if running.is_empty() {
+                return Ok((start.elapsed().as_secs_f64(), counts));
+            }
+            let step = Instant::now();
+            let drafts = match &mut speculator {
+                None => Vec::new(),
+                Some(speculator) => {
+                    let request = |&seq: &usize| DraftRequest {
+                        seq,
+                        ids: &text[..known[seq]],
+                        n: speculator.max_depth().min(text.len() - known[seq] - 1),
+                    };
+                    let requests: Vec<_> = running.iter().map(request).collect();
+                    let max_rows = pass.n_ubatch().saturating_sub(running.len());
+                    speculator.propose(running.len(), max_rows, &requests, &[])
+                }
+            };
+            let n_drafts: usize = drafts.iter().map(|draft| draft.ids.len()).sum();
+            if n_drafts == 0 {
+                let token = |&seq: &usize| BatchToken { id: own[seq], seq, pos: known[seq] - 1, output: true };
+                let ids = pass.forward_greedy(&running.iter().map(token).collect::<Vec<_>>())?;
+                for (&seq, id) in running.iter().zip(ids) {
+                    own[seq] = id;
+                    known[seq] += 1;
+                }
+            } else {
+                let mut tokens = Vec::new();
+                let mut drafted = Vec::new();
+                for (&seq, draft) in running.iter().zip(&drafts) {
+                    let ids = [own[seq]].into_iter().chain(draft.ids.iter().copied());
+                    tokens.extend(ids.zip(known[seq] - 1..).map(|(id, pos)| BatchToken { id, seq, pos, output: true }));
+                    drafted.extend((!draft.ids.is_empty()).then_some(seq));
+                }
+                let batch = Batch { drafted: &drafted, ..Batch::from(&tokens[..]) };
+                let (Outputs::Ids(ids), _) = pass.forward_outputs(batch, OutputKind::Ids, &[])? else {
+                    return Err(ForwardError::Device { why: "it returned no ids".into() });
+                };
+                let mut row = 0;
+                for (&seq, draft) in running.iter().zip(&drafts) {
+                    let held = draft.ids.iter().zip(&text[known[seq]..]).take_while(|(id, want)| id == want).count();
+                    own[seq] = ids[row + held];
+                    row += 1 + draft.ids.len();
+                    known[seq] += 1 + held;
+                    pass.rewind(seq, known[seq] - 1);
+                    counts.accepted += held;
+                }
+            }
+            counts.steps += 1;
+            counts.drafted += n_drafts;
+            if let Some(speculator) = &mut speculator {
+                speculator.record_step(running.len(), n_drafts, step.elapsed());
+            }
+        }
+    }
+}
+
+/// The median; 0 without values.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n => f64::midpoint(values[(n - 1) / 2], values[n / 2]),
+    }
+}
+
+/// Writes the reports to stdout: as JSON, or as a table.
+pub fn print(reports: &[SpeculationReport], json: bool) -> Result<(), CliError> {
+    let text = if json {
+        let text = serde_json::to_string_pretty(reports);
+        text.map_err(|e| CliError::General(format!("cannot write JSON: {e}")))? + "\n"
+    } else {
+        reports.iter().map(line).collect()
+    };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
+}
+
+/// The lines of a report.
+fn line(report: &SpeculationReport) -> String {
+    let SpeculationReport { model, device, device_name, drafter, text, batch, n_prompt, n_gen, .. } = report;
+    let SpeculationReport { n_steps, n_drafted, n_accepted, plain_tokens_per_second: plain, .. } = report;
+    let (drafted, ratio) = (report.drafted_tokens_per_second, report.ratio);
+    format!(
+        "{model}, {device} ({device_name}), {drafter}, {text}: {n_gen} tokens after {n_prompt}, {batch} sequence(s)\n  \
+         without drafts {plain:.1} tokens/s, with drafts {drafted:.1} tokens/s, ratio {ratio:.2}\n  \
+         {n_steps} steps, {n_accepted} of {n_drafted} drafts held\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention::{Device, Model};
+
+    use super::*;
+
+    #[test]
+    fn a_text_that_repeats_itself_takes_fewer_steps() {
+        let model = Model::built_in().unwrap();
+        let options = EngineOptions { device: Device::Cpu, ..Default::default() };
+        let page: Vec<u32> = (10..60).collect();
+        let bench = |generated: &[u32], batch| {
+            let bench = SpeculationBench {
+                drafter: DrafterKind::Ngram,
+                text: Path::new("page.txt"),
+                prompt: &page,
+                generated,
+                batch,
+                n_rounds: [1, 2],
+            };
+            bench.measure(&model, "stories", &options).unwrap().unwrap()
+        };
+        let report = bench(&page.repeat(2), 2);
+        assert_eq!((report.samples.len(), report.n_prompt, report.n_gen, report.batch), (2, 50, 100, 2));
+        assert!(report.n_accepted > 0 && report.n_accepted <= report.n_drafted, "{report:?}");
+        assert!(report.n_steps < 99 && report.n_steps * 2 + report.n_accepted >= 198, "{report:?}");
+        // A text without repetitions has no drafts.
+        let report = bench(&(100..200).collect::<Vec<_>>(), 1);
+        assert_eq!((report.n_steps, report.n_drafted), (99, 0));
+    }
+}
