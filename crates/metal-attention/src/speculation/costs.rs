@@ -13,16 +13,26 @@ const OUTLIER: f64 = 3.0;
 
 /// The average durations of decode steps by their number of rows: one for each sequence and one for each draft.
 ///
-/// Steps without drafts are timed apart: they may run ahead of the host, and other kernels may run them.
+/// Steps without drafts are timed apart: they may run ahead of the host, and other kernels may run them. A number of rows is
+/// known once it was timed twice: the first time may load a kernel. What is not known counts as cheap, so that it is tried when
+/// likely drafts are there. On a GPU two rows may cost almost as much as sixteen.
 #[derive(Debug)]
 pub struct StepCosts {
     plain: Averages,
     drafted: Averages,
 }
 
-/// Seconds of a step of `i + 1` rows; `None` before the first one.
+/// The average of `i + 1` rows at index `i`; `None` before the first step.
 #[derive(Debug)]
-struct Averages([Option<f64>; MAX_ROWS]);
+struct Averages([Option<Average>; MAX_ROWS]);
+
+/// An average duration.
+#[derive(Debug, Clone, Copy)]
+struct Average {
+    seconds: f64,
+    /// Whether it is that of at least two steps.
+    is_known: bool,
+}
 
 impl Default for StepCosts {
     fn default() -> Self {
@@ -37,15 +47,14 @@ impl StepCosts {
         averages.record(n_seq + n_drafts, time.as_secs_f64());
     }
 
-    /// The number of drafts that gives the most tokens a second in a step over `n_seq` sequences; 0 before a step without drafts
-    /// was timed. `probabilities`: that each draft holds with all before it in its sequence, highest first.
+    /// The number of drafts that gives the most tokens a second in a step over `n_seq` sequences; 0 until the cost of a step
+    /// without drafts is known. `probabilities`: that each draft holds with all before it in its sequence, highest first.
     pub fn best_depth(&self, n_seq: usize, probabilities: &[f32]) -> usize {
-        let Some(plain) = self.plain.get(n_seq) else { return 0 };
+        let Some(plain) = self.plain.known(n_seq) else { return 0 };
         let mut best = (0, n_seq as f64 / plain);
         let mut tokens = n_seq as f64;
-        // At most twice as many rows as were timed: what more of them cost is not known.
-        let largest = self.drafted.0.iter().rposition(Option::is_some).map_or(n_seq, |i| (i + 1).max(n_seq));
-        let most = (2 * largest - n_seq).min(probabilities.len());
+        // Steps of more rows are not timed.
+        let most = MAX_ROWS.saturating_sub(n_seq);
         for (n, &probability) in (1..=most).zip(probabilities) {
             tokens += f64::from(probability);
             let rate = tokens / self.drafted_seconds((n_seq, plain), n_seq + n);
@@ -56,32 +65,38 @@ impl StepCosts {
         best.0
     }
 
-    /// The seconds of a step of `n_rows` rows with drafts, by those that were timed and the step without drafts, `plain`: its
-    /// rows and seconds. Between two of them on the line through both, and beyond the largest on that through it and `plain`.
+    /// The seconds of a step of `n_rows` rows with drafts, by the known ones and the step without drafts, `plain`: its rows and
+    /// seconds. Between two of them on the line through both, beyond the largest as the largest.
     fn drafted_seconds(&self, plain: (usize, f64), n_rows: usize) -> f64 {
-        let timed = |n: usize| Some((n, self.drafted.get(n)?));
-        let before = (plain.0 + 1..=n_rows).rev().find_map(timed).unwrap_or(plain);
-        let after = (n_rows..=MAX_ROWS).find_map(timed);
+        let known = |n: usize| Some((n, self.drafted.known(n)?));
+        let before = (plain.0 + 1..=n_rows).rev().find_map(known).unwrap_or(plain);
+        let after = (n_rows..=MAX_ROWS).find_map(known);
         let on_line = |(n, a): (usize, f64), (m, b): (usize, f64)| a + (b - a) * (n_rows - n) as f64 / (m - n) as f64;
         match after {
-            _ if before.0 == n_rows => before.1,
-            Some(after) => on_line(before, after),
-            None if before.0 > plain.0 => on_line(plain, before).max(before.1),
-            None => plain.1,
+            Some(after) if before.0 < n_rows => on_line(before, after),
+            Some(_) | None => before.1,
         }
     }
 }
 
 impl Averages {
-    fn get(&self, n_rows: usize) -> Option<f64> {
-        self.0.get(n_rows.checked_sub(1)?).copied().flatten()
+    /// The seconds of a step of `n_rows` rows, if they are known.
+    fn known(&self, n_rows: usize) -> Option<f64> {
+        let average = self.0.get(n_rows.checked_sub(1)?).copied().flatten();
+        average.filter(|average| average.is_known).map(|average| average.seconds)
     }
 
     fn record(&mut self, n_rows: usize, seconds: f64) {
         let Some(place) = n_rows.checked_sub(1).and_then(|i| self.0.get_mut(i)) else { return };
         *place = Some(match *place {
-            None => seconds,
-            Some(average) => average + LATEST * (seconds.min(OUTLIER * average) - average),
+            None => Average { seconds, is_known: false },
+            Some(Average { seconds: first, is_known: false }) => {
+                Average { seconds: first.min(seconds), is_known: true }
+            }
+            Some(Average { seconds: average, is_known: true }) => {
+                let change = seconds.min(OUTLIER * average) - average;
+                Average { seconds: average + LATEST * change, is_known: true }
+            }
         });
     }
 }
@@ -90,25 +105,28 @@ impl Averages {
 mod tests {
     use super::*;
 
-    /// Costs of one step without drafts over `plain.0` sequences, and of steps with drafts over as many, by their rows.
+    /// Costs of steps without drafts over `plain.0` sequences, and of steps with drafts over as many, by their rows.
     fn timed(plain: (usize, u64), drafted: &[(usize, u64)]) -> StepCosts {
         let mut costs = StepCosts::default();
-        costs.record(plain.0, 0, Duration::from_micros(plain.1));
-        for &(n, micros) in drafted {
-            costs.record(plain.0, n - plain.0, Duration::from_micros(micros));
+        for (n, micros) in [plain].into_iter().chain(drafted.iter().copied()) {
+            // The first time takes longer.
+            for time in [9 * micros, micros] {
+                costs.record(plain.0, n - plain.0, Duration::from_micros(time));
+            }
         }
         costs
     }
 
     #[test]
-    fn costs_lie_on_lines_through_what_was_timed() {
+    fn costs_lie_on_lines_between_what_is_known() {
         let costs = timed((1, 100), &[(3, 120), (7, 200), (999, 9)]);
         let micros = |n| (1e6 * costs.drafted_seconds((1, 1e-4), n)).round() as u64;
-        assert_eq!([2, 3, 4, 7, 13].map(micros), [110, 120, 140, 200, 300]);
+        assert_eq!([2, 3, 4, 7, 13].map(micros), [110, 120, 140, 200, 200]);
         assert_eq!((1e6 * timed((3, 50), &[]).drafted_seconds((3, 5e-5), 9)).round() as u64, 50);
         // An outlier counts as three times the average.
-        let costs = timed((1, 100), &[(2, 100), (2, 1_000_000)]);
-        assert_eq!((1e6 * costs.drafted.get(2).unwrap()).round() as u64, 140);
+        let mut costs = timed((1, 100), &[(2, 100)]);
+        costs.record(1, 1, Duration::from_secs(1));
+        assert_eq!((1e6 * costs.drafted.known(2).unwrap()).round() as u64, 140);
     }
 
     #[test]
@@ -123,9 +141,14 @@ mod tests {
         assert_eq!(cheap.best_depth(1, &[0.001]), 0);
         // In a batch a row costs a smaller part of a step, but also gains a smaller part.
         assert_eq!(timed((8, 100), &[(16, 130)]).best_depth(8, &[0.5, 0.4, 0.3, 0.1]), 2);
-        // Nothing was timed; then one row was, and twice as many are tried.
+        // Nothing was timed, or the cost of a step without drafts is not known yet; then rows count as cheap.
         assert_eq!(StepCosts::default().best_depth(1, &[0.9]), 0);
-        assert_eq!(timed((1, 100), &[]).best_depth(1, &[0.9; 8]), 1);
-        assert_eq!(timed((1, 100), &[(2, 101)]).best_depth(1, &[0.9; 8]), 3);
+        let mut costs = StepCosts::default();
+        costs.record(1, 0, Duration::from_micros(100));
+        assert_eq!(costs.best_depth(1, &[0.9]), 0);
+        assert_eq!(timed((1, 100), &[]).best_depth(1, &[0.9; 8]), 8);
+        // Two rows cost almost as much as sixteen: a few drafts do not pay, many do.
+        let stairs = timed((1, 100), &[(2, 205), (17, 220)]);
+        assert_eq!((stairs.best_depth(1, &[0.9]), stairs.best_depth(1, &[0.9; 16])), (0, 16));
     }
 }

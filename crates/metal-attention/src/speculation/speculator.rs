@@ -131,13 +131,15 @@ mod tests {
         };
         assert_eq!(lengths(99), [0, 0, 0]);
         let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::default());
-        for (n_rows, micros) in [(3, 100), (6, 115), (12, 150)] {
-            speculator.record_step(3, n_rows - 3, Duration::from_micros(micros));
+        for (n_rows, micros) in [(3, 100), (6, 115), (12, 150), (27, 400)] {
+            for _ in 0..2 {
+                speculator.record_step(3, n_rows - 3, Duration::from_micros(micros));
+            }
         }
         let mut lengths = |max_rows| -> Vec<usize> {
             speculator.propose(3, max_rows, &requests, &[]).iter().map(|draft| draft.ids.len()).collect()
         };
-        assert_eq!(lengths(99), [8, 0, 2]);
+        assert_eq!(lengths(99), [8, 0, 1]);
         assert_eq!(lengths(6), [5, 0, 1]);
         assert_eq!(lengths(0), [0, 0, 0]);
         let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::Fixed(8));
