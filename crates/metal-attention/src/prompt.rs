@@ -261,7 +261,7 @@ pub(crate) fn with_batch<R>(tokens: &[BatchToken], spans: &[BatchSpan], run: imp
         bidirectional_in: &content.bidirectional_in,
     });
     let spans: Vec<_> = of_batch.collect();
-    run(Batch { tokens, spans: &spans })
+    run(Batch { tokens, spans: &spans, states: &[] })
 }
 
 #[cfg(test)]

@@ -516,7 +516,7 @@ mod tests {
         let tokens: Vec<_> = (0..30).map(|pos| BatchToken { id: 7, seq: 0, pos, output: false }).collect();
         let rows = vec![0.5; 9 * model.spec().n_embd];
         let span = Span { first: 4, rows: &rows, deepstack: &[], positions: &[], bidirectional_in: &[] };
-        let batch = Batch { tokens: &tokens, spans: &[span, Span { first: 13, ..span }] };
+        let batch = Batch { tokens: &tokens, spans: &[span, Span { first: 13, ..span }], states: &[] };
         pass.forward_outputs(batch, OutputKind::Logits, &[]).unwrap();
         let span = |start, hash| SpanKey { start, end: start + 9, hash: ContentHash([hash; 32]) };
         let (ids, spans) = ([7; 30], [span(4, 1), span(13, 2)]);

@@ -35,7 +35,7 @@ fn own_rows(model: &LoadedModel, tokens: &[BatchToken]) -> Vec<f32> {
 
 fn logits(pass: &mut CpuForwardPass, tokens: &[BatchToken], spans: &[Span<'_>]) -> Vec<f32> {
     let (outputs, _) =
-        pass.forward_outputs(Batch { tokens, spans }, OutputKind::Logits, &[]).expect("a batch that runs");
+        pass.forward_outputs(Batch { tokens, spans, states: &[] }, OutputKind::Logits, &[]).expect("a batch that runs");
     let Outputs::Logits(logits) = outputs else { panic!("logits") };
     logits.as_slice().to_vec()
 }

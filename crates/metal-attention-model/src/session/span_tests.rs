@@ -55,7 +55,7 @@ impl Picture {
 /// Evaluates text, the picture and text in one batch. Returns the logits.
 fn all_at_once(pass: &mut dyn ForwardPass, seq: usize, picture: &Picture) -> Vec<f32> {
     let tokens = tokens(pass, seq, N.iter().sum());
-    let batch = Batch { tokens: &tokens, spans: &[picture.span(N[0])] };
+    let batch = Batch { tokens: &tokens, spans: &[picture.span(N[0])], states: &[] };
     let (Outputs::Logits(logits), _) = pass.forward_outputs(batch, OutputKind::Logits, &[]).unwrap() else {
         panic!("logits")
     };
@@ -122,7 +122,7 @@ fn sequences_continue_behind_spans() {
             let span = [picture.span(N[0] - found.min(N[0]))];
             let spans = if found <= N[0] { &span[..] } else { &[] };
             if !rest.is_empty() {
-                pass.forward_outputs(Batch { tokens: &rest, spans }, OutputKind::Ids, &[]).unwrap();
+                pass.forward_outputs(Batch { tokens: &rest, spans, states: &[] }, OutputKind::Ids, &[]).unwrap();
             }
             assert_eq!(decode(&mut pass, 0, 5, 20), want, "{architecture}, cut to {to}");
         }
@@ -163,7 +163,7 @@ fn bad_spans_are_refused() {
     ];
     let text = tokens(&pass, 0, 40);
     let mut refused = |tokens: &[BatchToken], spans: &[Span<'_>]| {
-        let error = pass.forward_outputs(Batch { tokens, spans }, OutputKind::Ids, &[]).unwrap_err();
+        let error = pass.forward_outputs(Batch { tokens, spans, states: &[] }, OutputKind::Ids, &[]).unwrap_err();
         assert_eq!(pass.n_past(0), 0);
         assert!(pass.page_table().spans(0).as_slice().is_empty());
         error
@@ -186,7 +186,7 @@ fn bad_spans_are_refused() {
     // A step of 16 output tokens cannot hold a span of 35 that must not be divided, unless the results need no logits.
     let text: Vec<_> = tokens(&pass, 0, 40).into_iter().map(|token| BatchToken { output: true, ..token }).collect();
     let spans = [Span { bidirectional_in: &all_layers, ..good }];
-    let batch = Batch { tokens: &text, spans: &spans };
+    let batch = Batch { tokens: &text, spans: &spans, states: &[] };
     let mut wide = session("llama", 40);
     let error = wide.forward_outputs(batch, OutputKind::Logits, &[]).unwrap_err();
     assert_eq!(error, ForwardError::TooManySpanOutputs { n_outputs: n, max_outputs: 16 });
@@ -194,7 +194,7 @@ fn bad_spans_are_refused() {
     // The text behind a span may leave the context, too.
     let end = [Position([0, (pass.n_ctx() - 4) as u32, 0]); N[1]];
     let tokens = tokens(&pass, 0, 45);
-    let batch = Batch { tokens: &tokens, spans: &[Span { positions: &end, ..good }] };
+    let batch = Batch { tokens: &tokens, spans: &[Span { positions: &end, ..good }], states: &[] };
     let error = pass.forward_outputs(batch, OutputKind::Ids, &[]).unwrap_err();
     assert!(matches!(error, ForwardError::PositionOutOfRange { .. }), "{error}");
 }
@@ -210,7 +210,7 @@ fn rows_have_their_own_positions_behind_a_far_one() {
     let others =
         Span { first: 2, rows: &rows, deepstack: &[], positions: &[Position::default(); 60], bidirectional_in: &[] };
     let tokens = tokens(&pass, 0, 1 + 1 + 60 + 1);
-    let batch = Batch { tokens: &tokens, spans: &[one, others] };
+    let batch = Batch { tokens: &tokens, spans: &[one, others], states: &[] };
     pass.forward_outputs(batch, OutputKind::Hidden, &[]).unwrap();
     assert_eq!(pass.page_table().text_position(&tokens[62]), Position::of_text((pass.n_ctx() - 2) as u32));
 }
@@ -232,7 +232,7 @@ fn last_seen(architecture: &str, tokens: &[BatchToken], spans: &[Span<'_>]) -> (
     let options = SessionOptions { n_ctx: 20 * PAGE, n_seq: 3, ..Default::default() };
     let inner = NullExecutor::new(spec.clone(), &options, Watch::default());
     let mut pass = Session::new(HookedExecutor::new(inner, Recorder::default()));
-    pass.forward_outputs(Batch { tokens, spans }, OutputKind::Hidden, &[]).unwrap();
+    pass.forward_outputs(Batch { tokens, spans, states: &[] }, OutputKind::Hidden, &[]).unwrap();
     let seen = pass.executor.hooks.0.last().unwrap().last_seen(&spec);
     assert!(
         (0..spec.n_layer()).all(|i| seen.looks_ahead(i, tokens) != (seen.lists[seen.list_of(i)] == indices(tokens)))

@@ -256,7 +256,7 @@ fn hidden_rows_come_with_each_kind_of_result() {
             assert_eq!(pass.n_steps() - n_steps, 3, "{architecture}: hidden rows take no steps of their own");
         }
         pass.reset();
-        let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Ids, &[0, n_layer + 1]).unwrap_err();
+        let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Ids, &[0, n_layer + 2]).unwrap_err();
         assert_eq!(error, ForwardError::LayerOutOfRange { layer: n_layer + 1, n_layer });
         assert_eq!(pass.n_past(0), 0, "{architecture}");
     }

@@ -181,7 +181,7 @@ fn text_behind_a_span_gives_the_same_ids_layer_by_layer() {
             let Outputs::Ids(ids) = outputs else { panic!("ids") };
             ids
         };
-        let mut ids = run(&mut pass, Batch { tokens: &batch, spans: &[first] });
+        let mut ids = run(&mut pass, Batch { tokens: &batch, spans: &[first], states: &[] });
         let last = ids[ids.len() - 1];
         ids.extend(greedy(&mut pass, 0, last, 8).iter().map(|t| t.0));
         // A row by itself, without and with an addition.
@@ -189,7 +189,7 @@ fn text_behind_a_span_gives_the_same_ids_layer_by_layer() {
         for deepstack in [&[][..], &[row]] {
             let alone = Span { first: 0, rows: row, deepstack, positions: &[], bidirectional_in: &[] };
             let batch = tokens(pass.n_past(0), 1);
-            ids.extend(run(&mut pass, Batch { tokens: &batch, spans: &[alone] }));
+            ids.extend(run(&mut pass, Batch { tokens: &batch, spans: &[alone], states: &[] }));
             ids.extend(greedy(&mut pass, 0, 7, 3).iter().map(|t| t.0));
         }
         assert_eq!(pass.persistent_timed_out.is_some(), is_persistent, "no step timed out");

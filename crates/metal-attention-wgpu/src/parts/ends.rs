@@ -45,7 +45,8 @@ impl WgpuEnds {
         first: &[(Tensor, WgpuMatrix)],
     ) -> Result<Self, WgpuError> {
         // The other fields are those of the weights.
-        let InputEmbedding { scale, n_token_types: _, n_positions: _, norm: _, per_layer: _, streams: _ } = *spec;
+        let InputEmbedding { scale, n_token_types: _, n_positions: _, norm: _, per_layer: _, streams: _, state: _ } =
+            *spec;
         let mut matrices = Vec::new();
         let mut matrix = |what: &str, tensor: &Tensor| {
             let matrix = match first.iter().find(|(of_first, _)| of_first.is_same(tensor)) {

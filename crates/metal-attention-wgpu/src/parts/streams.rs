@@ -76,7 +76,10 @@ pub(crate) struct WgpuLayerEmbeddingInputs {
 
 /// Checks the residual streams and additional embeddings of a model; the error is the part without kernels.
 pub(super) fn supports(embedding: &InputEmbedding, layers: &[LayerSpec]) -> Result<(), &'static str> {
-    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = embedding;
+    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams, state } = embedding;
+    if state.is_some() {
+        return Err("prediction heads, which read a state beside each token");
+    }
     if let Some(streams) = streams {
         // Gemma 3n's arrangement is the only one that is supported: a layer corrects the streams when it adds its own
         // embedding.

@@ -107,7 +107,7 @@ pub fn check(name: &str, pass: &mut dyn ForwardPass, limit: f64) {
     assert!(rows.as_slice().is_empty(), "{name}");
     // A layer that there is not: nothing is evaluated.
     let batch = [BatchToken { id: 3, seq: 0, pos: 23, output: true }];
-    let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Logits, &[n_layer + 1]).unwrap_err();
+    let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Logits, &[n_layer + 2]).unwrap_err();
     assert_eq!(error, ForwardError::LayerOutOfRange { layer: n_layer + 1, n_layer }, "{name}");
     assert_eq!(pass.n_past(0), 23, "{name}");
 }

@@ -54,7 +54,7 @@ fn tokens(pass: &dyn ForwardPass, seq: usize, start: usize, n: usize) -> Vec<Bat
 }
 
 fn logits(pass: &mut dyn ForwardPass, tokens: &[BatchToken], spans: &[Span<'_>]) -> Vec<f32> {
-    let (outputs, _) = pass.forward_outputs(Batch { tokens, spans }, OutputKind::Logits, &[]).unwrap();
+    let (outputs, _) = pass.forward_outputs(Batch { tokens, spans, states: &[] }, OutputKind::Logits, &[]).unwrap();
     let Outputs::Logits(logits) = outputs else { panic!("{outputs:?}") };
     logits.as_slice().to_vec()
 }
@@ -108,7 +108,7 @@ fn results(pass: &mut dyn ForwardPass, patches: [usize; 2]) -> (Vec<Vec<f32>>, V
     let other = Span { first: 5 + n + 3 + 2, rows: &small, deepstack: &[], positions: &[], bidirectional_in: &all };
     let mut found = Vec::new();
     let first = [tokens(pass, 0, 0, 5 + n + 3), tokens(pass, 1, 0, 2 + 4 + 1)].concat();
-    let batch = Batch { tokens: &first, spans: &[picture, other] };
+    let batch = Batch { tokens: &first, spans: &[picture, other], states: &[] };
     let (outputs, hidden) = pass.forward_outputs(batch, OutputKind::Logits, &[1, n_layer]).expect("a batch that runs");
     let Outputs::Logits(rows_of_logits) = outputs else { panic!("logits") };
     found.push(rows_of_logits.as_slice().to_vec());
