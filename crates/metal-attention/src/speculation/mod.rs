@@ -6,5 +6,8 @@
 //! So the text does not depend on the drafts, only the number of steps does.
 
 mod drafter;
+mod head_sequence;
+mod heads;
 
-pub use drafter::{DraftRequest, Drafter};
+pub use drafter::{DraftRequest, Drafter, Evaluated};
+pub use heads::{DraftLogits, HeadDrafter};
