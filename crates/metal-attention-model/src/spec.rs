@@ -368,6 +368,12 @@ impl ModelSpec {
         architectures::read_heads(&MetadataReader::new(file.metadata(), Some(file))?)
     }
 
+    /// Reads the specs of prediction heads from metadata alone, as [`from_metadata`](Self::from_metadata) reads that of the model.
+    /// Errors: as of [`heads_from_gguf`](Self::heads_from_gguf).
+    pub fn heads_from_metadata(metadata: &Metadata) -> Result<Vec<Self>, ModelError> {
+        architectures::read_heads(&MetadataReader::new(metadata, None)?)
+    }
+
     /// Checks that each layer joins the residual stream in a way that the backends implement: [`Residual::Parallel`]
     /// only with a mixer and without a recurrent state in the feed-forward (as RWKV's channel mix has), several
     /// residual streams only with [`Residual::Sequential`], and the streams and the additional embedding of the model in
