@@ -76,11 +76,11 @@ impl HeadSequence {
         self.states.truncate((n - self.first_state) * self.n_embd);
     }
 
-    /// The positions of `ids` that head `head` has read with the target's states.
+    /// The positions of `ids` that head `head` has read with the target's states; `0..0` if there are none.
     pub(super) fn read(&mut self, head: usize, ids: &[u32]) -> Range<usize> {
         let read = &mut self.read[head];
         let n = n_common(&mut read.ids, ids);
-        read.start..n.max(read.start)
+        if n > read.start { read.start..n } else { 0..0 }
     }
 
     /// Head `head` reads all of `ids`, from position `start` on.

@@ -213,9 +213,8 @@ fn drafts_after_verified_ones_are_those_of_the_whole_sequence() {
             // The target evaluates the last token and all drafts, of which some hold; then another token follows.
             let first = ids.len() - 1;
             let verified: Vec<_> = ids[first..].iter().chain(&drafts[0]).copied().collect();
-            let tokens: Vec<_> = verified.iter().enumerate();
-            let tokens: Vec<_> =
-                tokens.into_iter().map(|(i, &id)| BatchToken { id, seq: 1, pos: first + i, output: true }).collect();
+            let token = |(i, &id)| BatchToken { id, seq: 1, pos: first + i, output: true };
+            let tokens: Vec<_> = verified.iter().enumerate().map(token).collect();
             pair.evaluate(&tokens, usize::MAX);
             let n_taken = n_taken.min(drafts[0].len());
             ids.extend_from_slice(&drafts[0][..n_taken]);
