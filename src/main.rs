@@ -64,8 +64,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, embed, encode_image, export_tokenizer, imatrix, info,
-    kernels, launch, list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, draft, embed, encode_image, export_tokenizer, imatrix,
+    info, kernels, launch, list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -128,6 +128,7 @@ enum Command {
     Detokenize(detokenize::Args),
     ExportTokenizer(export_tokenizer::Args),
     Logits(logits::Args),
+    Draft(draft::Args),
     #[command(aliases = ["embedding", "embeddings"])]
     Embed(embed::Args),
     EncodeImage(encode_image::Args),
@@ -175,6 +176,7 @@ impl Command {
             Self::Detokenize(args) => detokenize::run(args),
             Self::ExportTokenizer(args) => export_tokenizer::run(args),
             Self::Logits(args) => logits::run(args),
+            Self::Draft(args) => draft::run(args),
             Self::Embed(args) => embed::run(args),
             Self::EncodeImage(args) => encode_image::run(args),
             Self::Rerank(args) => rerank::run(args),

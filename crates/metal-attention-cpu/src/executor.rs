@@ -344,6 +344,7 @@ impl Executor for CpuExecutor {
             isa: self.isa,
             pages: &step.pages,
             inputs: step.inputs.as_deref(),
+            token_states: step.states.as_deref().unwrap_or_default(),
             states: &states,
             scratch: &mut self.scratch,
             profiler,

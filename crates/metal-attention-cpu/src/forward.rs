@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! forward
-//!   embed                      (ends.rs) token embedding; also per-layer inputs and residual streams (streams.rs)
+//!   embed                      (ends.rs) token embedding; also per-layer inputs and residual streams (streams.rs);
+//!                              in prediction heads it is joined with the tokens' states
 //!   fill_rope_tables
 //!   for each layer:
 //!     run_layer                (`LayerOps`, forward/layer.rs) mixer and feed-forward, with their norms, each joined to x
@@ -19,7 +20,8 @@
 //!       join                   the output projection, its norm and factor
 //!       ...                    the feed-forward likewise
 //!       finish                 corrects the streams, adds the per-layer embedding, applies the output scale
-//!   write_output               output norm and head
+//!   normalize_output           output norm
+//!   write_output               output head
 //! ```
 //!
 //! Steps that apply to few models do nothing in the others: several residual streams and LAuReL
@@ -195,6 +197,8 @@ pub(crate) struct MicroBatchRun<'a> {
     pub(crate) pages: &'a PageTable,
     /// Those inputs that are rows of embeddings; `None`: all are tokens.
     pub(crate) inputs: Option<&'a StepInputs>,
+    /// The state of each token that a prediction head reads, `[n_tokens, n_embd]`; empty for other models.
+    pub(crate) token_states: &'a [f32],
     /// The recurrent states: of each sequence the slot that is read and the slot that is written.
     pub(crate) states: &'a SharedStateSlots<'a>,
     /// The activations; no other run uses them at the same time.
@@ -249,10 +253,23 @@ impl MicroBatchRun<'_> {
                 return;
             }
         }
+        let n_layer = spec.n_layer();
         if let Some(trace) = &mut trace {
-            trace.copy(spec.n_layer(), &tokens, &self.scratch.x);
+            trace.copy(n_layer, &tokens, &self.scratch.x);
         }
-        if traces_all {
+        // The norms of all rows only if they are traced.
+        let traces_all_norms = traces_all && trace.as_ref().is_some_and(|trace| trace.before.contains(&(n_layer + 1)));
+        if traces_all && !traces_all_norms {
+            self.drop_rows_without_output(&mut tokens);
+        }
+        if tokens.is_empty() {
+            return;
+        }
+        self.normalize_output();
+        if let Some(trace) = &mut trace {
+            trace.copy(n_layer + 1, &tokens, &self.scratch.normed);
+        }
+        if traces_all_norms {
             self.drop_rows_without_output(&mut tokens);
         }
         if !tokens.is_empty() {
@@ -376,6 +393,7 @@ impl MicroBatchRun<'_> {
         };
         let (y, accumulate) = match output {
             ProductOutput::AddToX => (&mut s.x, true),
+            ProductOutput::ReplaceX => (&mut s.x, false),
             ProductOutput::AddToBranchOut => (&mut s.branch_out, true),
             ProductOutput::ReplaceBranchOut => (&mut s.branch_out, false),
         };
@@ -419,6 +437,8 @@ impl ProductInput {
 pub(crate) enum ProductOutput {
     /// It is added to `x`.
     AddToX,
+    /// It replaces `x`.
+    ReplaceX,
     /// It is added to `branch_out`, which has its shape already.
     AddToBranchOut,
     /// It replaces `branch_out`.

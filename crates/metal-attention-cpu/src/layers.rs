@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    Layer, LayerSpec, Linear, Loaded, LoadedModel, ModelSpec, NormWeights, OutputHead, Rotation, StreamsWeights,
-    Weights,
+    Layer, LayerSpec, Linear, Loaded, LoadedModel, ModelSpec, NormWeights, OutputHead, Rotation, StateInputWeights,
+    StreamsWeights, Weights,
 };
 
 use crate::error::CpuError;
@@ -45,6 +45,8 @@ pub(crate) struct PreparedWeights {
     pub(crate) per_layer: Option<PreparedPerLayer>,
     /// The projections between the residual streams (Gemma 3n).
     pub(crate) streams: Option<StreamsWeights<PreparedLinear>>,
+    /// What joins the embedding with a state (prediction heads).
+    pub(crate) state: Option<StateInputWeights<PreparedLinear>>,
     /// The layers, first to last.
     pub(crate) layers: Vec<Layer<CpuParts>>,
     /// The output norm.
@@ -131,6 +133,15 @@ impl PreparedWeights {
             Some(s) => Some(StreamsWeights { proj: all(&s.proj)?, unembd_proj: all(&s.unembd_proj)? }),
             None => None,
         };
+        let state = match &weights.state {
+            Some(StateInputWeights { spec, embedding_norm, state_norm, proj }) => Some(StateInputWeights {
+                spec: *spec,
+                embedding_norm: embedding_norm.clone(),
+                state_norm: state_norm.clone(),
+                proj: linear(proj)?,
+            }),
+            None => None,
+        };
         let (rotations, rotation_of) = rotations(model.spec(), weights, n_ctx);
         Ok(Self {
             token_embd: weights.token_embd.weight.clone(),
@@ -139,6 +150,7 @@ impl PreparedWeights {
             embedding_norm: weights.embedding_norm.clone(),
             per_layer,
             streams,
+            state,
             layers: weights.layers.iter().map(|layer| layer.map(&mut |l| linear(l))).collect::<Result<_, _>>()?,
             output_norm: weights.output_norm.clone(),
             output,
@@ -161,7 +173,8 @@ impl PreparedWeights {
         let linears = self.layers.iter().flat_map(Layer::linears).chain(output);
         let per_layer = self.per_layer.iter().map(|p| &p.model_proj);
         let streams = self.streams.iter().flat_map(|s| s.proj.iter().chain(&s.unembd_proj));
-        linears.chain(per_layer).chain(streams).map(|linear| &linear.weight)
+        let state = self.state.iter().map(|state| &state.proj);
+        linears.chain(per_layer).chain(streams).chain(state).map(|linear| &linear.weight)
     }
 
     /// Bytes of all matrices, which is what a token reads, except for experts that are not chosen.

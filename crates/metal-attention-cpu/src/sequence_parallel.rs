@@ -64,12 +64,13 @@ impl SequenceParallel {
             .into_iter()
             .zip(&mut self.scratch)
             .map(|(part, scratch)| {
-                let tokens = &tokens[part];
+                let rows = part.start * run.spec.n_embd..part.end * run.spec.n_embd;
+                let (tokens, token_states) = (&tokens[part], run.token_states.get(rows).unwrap_or_default());
                 let n = tokens.iter().filter(|t| t.output).count() * run.spec.n_vocab;
                 let mine = logits.split_off_mut(..n).unwrap_or_default();
                 (
                     Some((
-                        MicroBatchRun { pool: alone, scratch, profiler: None, observer: None, ..*run },
+                        MicroBatchRun { pool: alone, scratch, token_states, profiler: None, observer: None, ..*run },
                         tokens,
                         mine,
                     )),

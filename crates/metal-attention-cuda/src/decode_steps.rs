@@ -133,19 +133,19 @@ impl CudaExecutor {
         let key = (size.n_tokens, size.output);
         let no_trace = |_: usize, _: &CudaBuffer| Ok(());
         let (spec, cache, recurrent) = (&self.spec, &self.cache, &self.recurrent_states);
-        let batch = MicroBatch { spec, cache, recurrent, size, spans: None };
+        let batch = MicroBatch { spec, cache, recurrent, size, spans: None, states: &[] };
         if self.runner.timers.is_some() {
-            return self.runner.run(batch, no_trace);
+            return self.runner.run(batch, false, no_trace);
         }
         let graph = match self.graphs.remove(&key) {
             // Kernels are loaded at their first launch, which is not possible while a graph is recorded.
             None => {
-                self.runner.run(batch, no_trace)?;
+                self.runner.run(batch, false, no_trace)?;
                 self.graphs.insert(key, DecodeGraph::Warm);
                 return Ok(());
             }
             Some(DecodeGraph::Recorded(graph)) => graph,
-            Some(DecodeGraph::Warm) => gpu.record(|| self.runner.run(batch, no_trace))?,
+            Some(DecodeGraph::Warm) => gpu.record(|| self.runner.run(batch, false, no_trace))?,
         };
         graph.launch()?;
         self.graphs.insert(key, DecodeGraph::Recorded(graph));

@@ -306,7 +306,8 @@ impl CudaExecutor {
         let n_outputs = step.n_outputs();
         // Taken below, or after an error by `run_step`.
         self.runner.timers = profiler.is_some().then(|| Timers::new(&gpu));
-        if is_decode_step(tokens) && trace.is_none() && step.inputs.is_none() {
+        let is_plain = trace.is_none() && step.inputs.is_none() && step.states.is_none();
+        if is_decode_step(tokens) && is_plain {
             // The position matters only to the persistent kernel, which evaluates steps of a single sequence.
             self.launch_decode_steps(tokens.len(), tokens[0].pos, /* max_steps */ 1, output)?;
         } else {
@@ -315,6 +316,7 @@ impl CudaExecutor {
             let n_query_tiles = if is_decode_phase { 0 } else { upload_query_tiles(&lists[0], &self.runner.buffers)? };
             let spans = SpanInputs::new(step, seen, lists);
             let size = MicroBatchSize { n_tokens: tokens.len(), n_outputs, n_query_tiles, runs, output };
+            let traces_norm = trace.as_ref().is_some_and(|trace| trace.before.contains(&(self.spec.n_layer() + 1)));
             let mut reader = match trace {
                 Some(trace) => TraceReader::new(&gpu, &mut self.trace_readback, trace, tokens, self.spec.n_embd)?,
                 None => None,
@@ -327,8 +329,9 @@ impl CudaExecutor {
                     recurrent: &this.recurrent_states,
                     size,
                     spans: spans.as_ref(),
+                    states: step.states.as_deref().unwrap_or_default(),
                 };
-                this.runner.run(batch, |layer, residual_stream| {
+                this.runner.run(batch, traces_norm, |layer, residual_stream| {
                     reader.as_mut().map_or(Ok(()), |reader| reader.before_layer(layer, residual_stream))
                 })
             })?;

@@ -105,6 +105,9 @@ pub(crate) fn widen_for_parts(widths: &mut Widths, spec: &ModelSpec) {
     if let Some(streams) = &spec.embedding.streams {
         streams::widen_for_streams(widths, streams);
     }
+    if spec.embedding.state.is_some() {
+        widths.widen_scratch_rows([2 * spec.n_embd]);
+    }
 }
 
 impl Prepare<'_, Loaded> for Loader<'_> {

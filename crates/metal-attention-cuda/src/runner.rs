@@ -2,7 +2,7 @@
 //!
 //! Called by [`CudaExecutor`](crate::CudaExecutor), which has uploaded the micro-batch before: its tokens, its page tables,
 //! the rows that need output and, in prefill, its query tiles. Everything here only appends launches to the device's stream, and uploads
-//! of the rows of spans; nothing is awaited. So a run without spans can be recorded as a CUDA graph.
+//! of the rows of spans and of states; nothing is awaited. So a run without these can be recorded as a CUDA graph.
 //!
 //! The residual stream `x` (F32 `[n_tokens, n_embd]`) and all other intermediate results lie in [`Activations`]. The files of
 //! `parts/` add the launches of one kind of part each to `impl ModelRunner`; the files below have what parts share, and the order
@@ -113,6 +113,8 @@ pub(crate) struct MicroBatch<'a> {
     /// The spans of embedding rows; `None`: all inputs are token ids, and all layers read the tokens that were uploaded for the
     /// micro-batch.
     pub(crate) spans: Option<&'a SpanInputs>,
+    /// The state of each token that a prediction head reads, `[n_tokens, n_embd]`; empty for other models.
+    pub(crate) states: &'a [f32],
 }
 
 impl ModelRunner {
@@ -135,11 +137,12 @@ impl ModelRunner {
     }
 
     /// Launches all kernels of a micro-batch. Calls `before_layer` before the launches of each layer, with the layer's index and
-    /// the residual stream, and with the number of layers after those of the last one. The device has written the residual
-    /// stream only when its stream reaches that point.
+    /// the residual stream, and with the number of layers after those of the last one; with `traces_norm` also with 1 more and the
+    /// result of the output norm. The device has written these rows only when its stream reaches that point.
     pub(crate) fn run(
         &mut self,
         mut batch: MicroBatch<'_>,
+        traces_norm: bool,
         mut before_layer: impl FnMut(usize, &CudaBuffer) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         if let Some(exchange) = &mut self.exchange {
@@ -162,6 +165,13 @@ impl ModelRunner {
             self.add_deepstack_rows(batch, i)?;
         }
         before_layer(spec.n_layer(), &self.buffers.x)?;
+        if traces_norm || size.n_outputs > 0 {
+            self.merge_streams(spec, size.n_tokens)?;
+        }
+        if traces_norm {
+            self.output_norm_of_all(spec, size.n_tokens)?;
+            before_layer(spec.n_layer() + 1, &self.buffers.h)?;
+        }
         if size.n_outputs > 0 {
             self.output_head(spec, size)?;
         }

@@ -101,12 +101,22 @@ pub enum ForwardError {
         max_outputs: usize,
     },
     /// Hidden rows before a layer that the model does not have.
-    #[error("the model has {n_layer} layers: there are no hidden rows before layer {layer}")]
+    #[error("the model has {n_layer} layers and an output norm: there are no hidden rows before layer {layer}")]
     LayerOutOfRange {
         /// The layer.
         layer: usize,
-        /// Number of layers, before which there are rows, too: those after the last one.
+        /// Number of layers. There are rows behind the last one, too: before and after the output norm.
         n_layer: usize,
+    },
+    /// The states of a batch are not those that the model reads.
+    #[error(
+        "the batch has {found} values of states, but the model reads {expected}: a row for each token in prediction heads, none in other models"
+    )]
+    WrongStates {
+        /// Values that were given.
+        found: usize,
+        /// Values that the model reads.
+        expected: usize,
     },
     /// A span of embedding rows that does not fit the batch or the model.
     #[error("a span of embedding rows cannot be evaluated: {why}")]

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::{Batch, ForwardError, ModelSpec, PageUse, Profile, SequenceCache, TopK};
+use crate::{Batch, ForwardError, MemoryUse, ModelSpec, PageUse, Profile, SequenceCache, TopK, TracedTokens};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,12 +102,23 @@ pub enum Outputs<'p> {
 /// `[n_tokens, n_embd]`.
 pub type AfterLayer<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
-/// Rows of the residual stream before some layers, of the output tokens of a batch.
+/// The hidden rows that a batch returns beside its results.
+#[derive(Debug, Clone, Copy)]
+pub struct HiddenRequest<'a> {
+    /// The layers before which the residual stream is returned: `i` is the input of layer `i`, `n_layer` the output of the last
+    /// layer, before the output norm, and `n_layer + 1` the result of the output norm. In any order; empty: none.
+    pub before: &'a [usize],
+    /// The tokens whose rows are returned. With [`TracedTokens::All`] the last layer computes the rows of all tokens, as
+    /// otherwise of the output tokens alone.
+    pub tokens: TracedTokens,
+}
+
+/// Rows of the residual stream before some layers, of the output tokens of a batch or of all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HiddenRows {
-    /// `[n_layers, n_outputs, n_embd]`.
+    /// `[n_layers, n_rows, n_embd]`.
     rows: Vec<f32>,
-    /// Elements of one layer: `n_outputs * n_embd`.
+    /// Elements of one layer: `n_rows * n_embd`.
     of_layer: usize,
 }
 
@@ -117,12 +128,12 @@ impl HiddenRows {
         Self { rows, of_layer }
     }
 
-    /// The rows before the `i`th of the requested layers, row-major `[n_outputs, n_embd]`.
+    /// The rows before the `i`th of the requested layers, row-major `[n_rows, n_embd]`.
     pub fn of_layer(&self, i: usize) -> &[f32] {
         &self.rows[i * self.of_layer..][..self.of_layer]
     }
 
-    /// All rows, `[n_layers, n_outputs, n_embd]`.
+    /// All rows, `[n_layers, n_rows, n_embd]`.
     pub fn as_slice(&self) -> &[f32] {
         &self.rows
     }
@@ -182,22 +193,35 @@ pub trait ForwardPass: sealed::Sealed + Send {
     /// Bytes of the KV cache, recurrent states included.
     fn kv_cache_bytes(&self) -> usize;
 
+    /// Bytes in use.
+    fn memory_use(&self) -> MemoryUse;
+
     /// The KV cache and the recurrent states, for writing and restoring [snapshots](crate::Snapshot) of sequences.
     fn cache(&mut self) -> &mut dyn SequenceCache;
 
     /// Evaluates `batch`, appending every input to its sequence. Returns the results of the inputs with `output` set, and in
-    /// the same step the residual stream before each layer of `hidden_before`: `i` is the input of layer `i`, and `n_layer` the
-    /// output of the last layer, before the output norm. Their order is the caller's; none are needed.
+    /// the same step the hidden rows of `hidden`.
     ///
     /// On an error the cache is as before, with one exception: if a batch of several micro-batches fails or is
     /// cancelled after the first one, its sequences are [rewound](Self::rewind), and may be shorter than before if
     /// windows have moved on.
+    fn forward_with_hidden(
+        &mut self,
+        batch: Batch<'_>,
+        kind: OutputKind,
+        hidden: HiddenRequest<'_>,
+    ) -> Result<(Outputs<'_>, HiddenRows), ForwardError>;
+
+    /// [`forward_with_hidden`](Self::forward_with_hidden), with the hidden rows of the output tokens before the layers
+    /// `hidden_before` ([`HiddenRequest::before`]).
     fn forward_outputs(
         &mut self,
         batch: Batch<'_>,
         kind: OutputKind,
         hidden_before: &[usize],
-    ) -> Result<(Outputs<'_>, HiddenRows), ForwardError>;
+    ) -> Result<(Outputs<'_>, HiddenRows), ForwardError> {
+        self.forward_with_hidden(batch, kind, HiddenRequest { before: hidden_before, tokens: TracedTokens::Output })
+    }
 
     /// Evaluates `batch` and returns the logits of the output tokens. `after_layer`, if given, is called after every layer
     /// with its index, `0..n_layer`, and the residual stream of all tokens, `[n_tokens, n_embd]`. A batch of several

@@ -21,11 +21,14 @@ pub struct Batch<'a> {
     /// batch such a sequence can be [rewound](crate::ForwardPass::rewind) to each of its inputs, also in models with
     /// recurrent layers, which keep the state after each of them in a slot.
     pub drafted: &'a [usize],
+    /// The states that a prediction head reads ([`InputEmbedding::state`](crate::InputEmbedding::state)), a row for each input:
+    /// row-major `[n_tokens, n_embd]`. Empty for models that read none.
+    pub states: &'a [f32],
 }
 
 impl<'a> From<&'a [BatchToken]> for Batch<'a> {
     fn from(tokens: &'a [BatchToken]) -> Self {
-        Self { tokens, spans: &[], drafted: &[] }
+        Self { tokens, spans: &[], drafted: &[], states: &[] }
     }
 }
 
@@ -272,6 +275,16 @@ pub fn check_spans(
         }
     }
     Ok(())
+}
+
+/// Checks that a batch has the states that the model reads.
+pub fn check_states(spec: &ModelSpec, batch: Batch<'_>) -> Result<(), ForwardError> {
+    let expected = match spec.embedding.state {
+        Some(_) => batch.tokens.len().saturating_mul(spec.n_embd),
+        None => 0,
+    };
+    let found = batch.states.len();
+    if found == expected { Ok(()) } else { Err(ForwardError::WrongStates { found, expected }) }
 }
 
 /// The parts of the spans of `batch` that are in the step of its inputs `range`; `None` if there are none. `places` has the

@@ -44,10 +44,10 @@ pub use capacity::{Capacity, DEFAULT_UBATCH, MemoryUse};
 pub use error::{ForwardError, ModelError};
 pub use feed_forward::{Activation, Dense, ExpertNorms, Experts, Router, RouterGroups, RouterScore, SharedExpert};
 pub use forward::{
-    AfterLayer, BatchToken, DeviceInfo, ForwardPass, HiddenRows, Logits, OutputKind, Outputs, argmax, check_batch,
-    check_outputs, micro_batches,
+    AfterLayer, BatchToken, DeviceInfo, ForwardPass, HiddenRequest, HiddenRows, Logits, OutputKind, Outputs, argmax,
+    check_batch, check_outputs, micro_batches,
 };
-pub use inputs::{Batch, Position, SequenceSpans, Span, SpanPlace, StepInputs, StepSpan, check_spans};
+pub use inputs::{Batch, Position, SequenceSpans, Span, SpanPlace, StepInputs, StepSpan, check_spans, check_states};
 pub use layer_ops::LayerOps;
 pub use loaded::LoadedModel;
 pub use lookahead::{Lookahead, is_decode_step};
@@ -69,8 +69,9 @@ pub use session::{
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
-    AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, KvShape, ModelSpec, Norm,
-    NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling, ResidualStreams,
+    AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, HeadUse, InputEmbedding, KvShape, ModelSpec,
+    Norm, NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling, ResidualStreams,
+    StateInput,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};
@@ -79,5 +80,5 @@ pub use watch::Watch;
 pub use weights::{
     AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights,
     LatentAttentionWeights, LayerEmbeddingWeights, LayerStreamsWeights, Linear, NormWeights, PerLayerTables,
-    StreamsWeights, Weights,
+    StateInputWeights, StreamsWeights, Weights,
 };

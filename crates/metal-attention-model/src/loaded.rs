@@ -35,6 +35,16 @@ impl LoadedModel {
         Self::from_source(ModelSpec::from_gguf(file)?, FileSource { file, first: Some(first.weights()) })
     }
 
+    /// Loads the prediction heads (multi-token prediction) of `file`, each a model of its own, in the order of their drafts: see
+    /// [`ModelSpec::heads_from_gguf`]. Empty if it has none. What they share with the model of the file, an executor that is set up
+    /// beside that model's does not hold again.
+    ///
+    /// Errors: as of [`ModelSpec::heads_from_gguf`], or a tensor is missing or has another shape.
+    pub fn load_heads(file: &GgufFile) -> Result<Vec<Self>, ModelError> {
+        let specs = ModelSpec::heads_from_gguf(file)?;
+        specs.into_iter().map(|spec| Self::with_spec(file, spec)).collect()
+    }
+
     /// [`load`](Self::load) with another specification than that of the file's metadata.
     pub fn with_spec(file: &GgufFile, spec: ModelSpec) -> Result<Self, ModelError> {
         Self::from_source(spec, FileSource { file, first: None })

@@ -29,6 +29,8 @@ pub(crate) struct MetadataReader<'a> {
     architecture: &'a str,
     /// The file, for checks of tensors; `None` if only the metadata are known.
     file: Option<&'a GgufFile>,
+    /// Whether the blocks of the prediction heads count as layers.
+    with_heads: bool,
 }
 
 impl<'a> MetadataReader<'a> {
@@ -37,7 +39,12 @@ impl<'a> MetadataReader<'a> {
         let architecture = metadata
             .str("general.architecture")?
             .ok_or_else(|| ModelError::MissingKey { key: "general.architecture".into() })?;
-        Ok(Self { metadata, architecture, file })
+        Ok(Self { metadata, architecture, file, with_heads: false })
+    }
+
+    /// A reader of the same metadata for which the blocks of the prediction heads, which follow the last layer, are layers, too.
+    pub(crate) fn with_heads(&self) -> Self {
+        Self { with_heads: true, ..self.clone() }
     }
 
     /// Value of `general.architecture`.
@@ -139,13 +146,28 @@ impl<'a> MetadataReader<'a> {
         self.opt_positive(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// Number of layers, without those after the last one that predict further tokens; these are not used.
+    /// Number of layers. The blocks of prediction heads count only for a reader [`with_heads`](Self::with_heads).
     pub(crate) fn n_layer(&self) -> Result<usize, ModelError> {
+        let n_head = if self.with_heads { 0 } else { self.n_prediction_heads()? };
+        Ok(self.n_block()? - n_head)
+    }
+
+    /// Number of layers without the blocks of prediction heads.
+    pub(crate) fn n_layer_without_heads(&self) -> Result<usize, ModelError> {
+        Ok(self.n_block()? - self.n_prediction_heads()?)
+    }
+
+    /// Number of blocks: layers and prediction heads.
+    fn n_block(&self) -> Result<usize, ModelError> {
         let blocks = self.positive("block_count")?;
-        self.check("block_count", blocks, blocks <= MAX_LAYERS, "at most 4096 layers are plausible")?;
-        let further = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
-        self.check("nextn_predict_layers", further, further < blocks, "must be less than block_count")?;
-        Ok(blocks - further)
+        self.check("block_count", blocks, blocks <= MAX_LAYERS, "at most 4096 layers are plausible").map(|()| blocks)
+    }
+
+    /// Number of prediction heads; less than the number of blocks.
+    pub(crate) fn n_prediction_heads(&self) -> Result<usize, ModelError> {
+        let (key, blocks) = ("nextn_predict_layers", self.n_block()?);
+        let n_head = self.opt_usize(key)?.unwrap_or(0);
+        self.check(key, n_head, n_head < blocks, "must be less than block_count").map(|()| n_head)
     }
 
     /// A list of whole numbers; `None` if the key is missing.

@@ -41,12 +41,15 @@ pub struct ModelSpec {
     pub embedding: InputEmbedding,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// The number of the first layer's block in the file: the tensors of layer `i` are named `blk.{first_block + i}.`. 0 for
+    /// all models but prediction heads.
+    pub first_block: usize,
     /// From the last layer's hidden states to logits or to an embedding.
     pub output: OutputSpec,
 }
 
 /// The embedding of a token: the input of the first layer for token `id` at position `pos` is
-/// `norm(scale * table[id] + token_types[0] + positions[pos])`, `[n_embd]`.
+/// `norm(scale * table[id] + token_types[0] + positions[pos])`, `[n_embd]`; with a [`StateInput`] it is made of that and a state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InputEmbedding {
     /// Factor on the row of the embedding table.
@@ -62,6 +65,50 @@ pub struct InputEmbedding {
     pub per_layer: Option<PerLayerEmbedding>,
     /// Several residual streams in parallel (Gemma 3n). `None`: one.
     pub streams: Option<ResidualStreams>,
+    /// A state of another model that is read beside the token, in prediction heads. `None`: none is.
+    pub state: Option<StateInput>,
+}
+
+/// What a prediction head (multi-token prediction) reads beside its token: a row `state`, `[n_embd]`, that comes with each input
+/// ([`Batch::states`](crate::Batch::states)). With `e`, the token's [`InputEmbedding`] after its scale and norm, the input of the
+/// first layer is
+///
+/// `x = proj * [embedding_norm(e) | state_norm(state)]`,
+///
+/// with the matrix `proj`, `[n_embd, 2 * n_embd]`. The input at position `p` is the token there with the state of position
+/// `p - 1`; at position 0 the state is a zero vector.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StateInput {
+    /// Norm of the token's embedding.
+    pub embedding_norm: Norm,
+    /// Norm of the state.
+    pub state_norm: Norm,
+    /// How the heads of a file propose drafts together.
+    pub heads: HeadUse,
+}
+
+/// How the prediction heads of a file propose drafts. In both cases each head has gone over the prompt with states of the target
+/// model, with keys and values of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadUse {
+    /// One head proposes all drafts. States are rows after the output norm; from the second draft on the head's own state takes
+    /// the place of the target's.
+    Repeated,
+    /// Head `k` proposes draft `k`, so that there are no more drafts than heads. States are rows before the output norm. For
+    /// draft `k`, head `k` reads the last token and the drafts before it, with the target's state and those that the heads before
+    /// it gave for their last position.
+    Chained,
+}
+
+impl HeadUse {
+    /// The states that the heads read, of themselves and of the target model with `n_layer` layers, as the index for
+    /// [`HiddenRequest::before`](crate::HiddenRequest::before).
+    pub fn state_before(self, n_layer: usize) -> usize {
+        match self {
+            Self::Repeated => n_layer + 1,
+            Self::Chained => n_layer,
+        }
+    }
 }
 
 /// An additional embedding of the token for each layer (Gemma 3n, Gemma 4).
@@ -307,6 +354,24 @@ impl ModelSpec {
     /// of [`from_gguf`](Self::from_gguf).
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, ModelError> {
         architectures::read(&MetadataReader::new(metadata, None)?)
+    }
+
+    /// Reads the specs of a file's prediction heads (multi-token prediction), in the order of their drafts. Each is a model of one
+    /// layer with an [`InputEmbedding::state`]. Its vocabulary, and where the file has none for the heads also its embedding table,
+    /// output norm and output head, are those of the file's model. Empty if the file has no heads; also if its metadata name some,
+    /// but it lacks their tensors.
+    ///
+    /// # Errors
+    ///
+    /// As of [`from_gguf`](Self::from_gguf); the heads of the architecture are not implemented.
+    pub fn heads_from_gguf(file: &GgufFile) -> Result<Vec<Self>, ModelError> {
+        architectures::read_heads(&MetadataReader::new(file.metadata(), Some(file))?)
+    }
+
+    /// Reads the specs of prediction heads from metadata alone, as [`from_metadata`](Self::from_metadata) reads that of the model.
+    /// Errors: as of [`heads_from_gguf`](Self::heads_from_gguf).
+    pub fn heads_from_metadata(metadata: &Metadata) -> Result<Vec<Self>, ModelError> {
+        architectures::read_heads(&MetadataReader::new(metadata, None)?)
     }
 
     /// Checks that each layer joins the residual stream in a way that the backends implement: [`Residual::Parallel`]

@@ -18,7 +18,7 @@ use crate::parts::{Layer, Loaded, Mixer, Prepare};
 use crate::recurrent::{
     ChannelMixWeights, DeltaRuleWeights, Mamba2Weights, MambaWeights, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
 };
-use crate::spec::{NormKind, PerLayerEmbedding, ResidualStreams};
+use crate::spec::{NormKind, PerLayerEmbedding, ResidualStreams, StateInput};
 pub(crate) use build::build;
 
 /// A matrix with its bias: `y = W x + b`.
@@ -58,6 +58,8 @@ pub struct Weights<L = Linear> {
     pub per_layer: Option<PerLayerTables<L>>,
     /// Matrices between one residual stream and several.
     pub streams: Option<StreamsWeights<L>>,
+    /// What joins the embedding with a state, in prediction heads.
+    pub state: Option<StateInputWeights<L>>,
     /// The layers, first to last.
     pub layers: Vec<Layer<Loaded<L>>>,
     /// Norm before the output head.
@@ -90,6 +92,19 @@ pub struct StreamsWeights<L = Linear> {
     pub proj: Vec<L>,
     /// From each stream but the first to the output, `[n_embd, n_embd]`.
     pub unembd_proj: Vec<L>,
+}
+
+/// The weights that join a token's embedding with a state (prediction heads).
+#[derive(Debug, Clone)]
+pub struct StateInputWeights<L = Linear> {
+    /// The specification.
+    pub spec: StateInput,
+    /// Norm of the token's embedding.
+    pub embedding_norm: NormWeights,
+    /// Norm of the state.
+    pub state_norm: NormWeights,
+    /// From the normed embedding, followed by the normed state, to the input of the first layer, `[n_embd, 2 * n_embd]`.
+    pub proj: L,
 }
 
 /// The weights of a classifier over the pooled state.
@@ -243,6 +258,7 @@ impl Weights {
         if let Some(s) = &self.streams {
             linears.extend(s.proj.iter().chain(&s.unembd_proj));
         }
+        linears.extend(self.state.iter().map(|state| &state.proj));
         linears.extend(self.layers.iter().flat_map(Layer::linears));
         linears.extend(self.own_head());
         linears.into_iter().map(|linear| &linear.weight).collect()

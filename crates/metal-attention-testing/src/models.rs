@@ -37,6 +37,11 @@ pub fn more_architectures() -> &'static Files {
     FILES.get_or_init(|| generate("more-architectures"))
 }
 
+/// A model with prediction heads, such as `qwen35.gguf`, of those in `tests/data/heads`.
+pub fn with_heads(name: &str) -> Vec<u8> {
+    crate::unpacked(&format!("tests/data/heads/{name}"))
+}
+
 /// The names of all collections.
 pub const COLLECTIONS: [&str; 4] = ["quants", "small-quants", "architectures", "more-architectures"];
 

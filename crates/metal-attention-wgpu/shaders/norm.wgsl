@@ -1,5 +1,7 @@
 // y[r] {{ "+=" if accumulate else "=" }} SCALE * norm(x[r]) for each of the ROWS rows of N elements of a token; one workgroup for each row.
-// Bounds: rows are those of the batch, which `x` and `y` hold (`Dispatch`); the loops count to N, a constant.
+// The rows of a token lie in its row of y, of Y_WIDTH elements, from element Y_AT on.
+// Bounds: rows are those of the batch, which `x` and `y` hold (`Dispatch`); Y_AT + ROWS * N is at most Y_WIDTH; the loops count to
+// N, a constant.
 {% set y_binding = 0 if in_place else 1 %}
 {% set batch_binding = y_binding + 1 + (1 if weight or bias else 0) %}
 {% if in_place %}
@@ -19,14 +21,16 @@
 {% include "reduce.wgsl" %}
 const N: u32 = {{ n }}u;
 const ROWS: u32 = {{ rows }}u;
+const Y_AT: u32 = {{ y_at }}u;
+const Y_WIDTH: u32 = {{ y_width }}u;
 
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
-    let to = (group.y * ROWS + group.x) * N;
+    let to = group.y * Y_WIDTH + Y_AT + group.x * N;
 {% if outputs_only %}
     let row = (output_token(group.y) * ROWS + group.x) * N;
 {% else %}
-    let row = to;
+    let row = (group.y * ROWS + group.x) * N;
 {% endif %}
 {% if kind == "layer" %}
     var sum = 0.0;

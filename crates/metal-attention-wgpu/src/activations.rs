@@ -91,6 +91,8 @@ pub(super) struct ActivationWidths {
     pub(super) rwkv: RwkvWidths,
     /// Partial results of split-KV attention, of each sequence of a decode step.
     pub(super) partial: usize,
+    /// The normed embedding and the normed state beside each other, in prediction heads; a state is half as wide.
+    pub(super) joined: usize,
     /// The logits of an output token; 0 for models without an output head.
     pub(super) n_vocab: usize,
 }
@@ -133,6 +135,7 @@ impl ActivationWidths {
             laurel,
             ref rwkv,
             partial: _,
+            joined,
             n_vocab: _,
         } = *self;
         let own = [
@@ -156,6 +159,8 @@ impl ActivationWidths {
             router,
             laurel_rank,
             laurel,
+            joined,
+            joined / 2,
         ];
         own.into_iter().chain(mamba.rows()).chain(rwkv.rows()).collect()
     }
@@ -169,7 +174,15 @@ impl ActivationWidths {
 
     /// The widest input of any matrix product.
     fn input(&self) -> usize {
-        let own = [self.n_embd, self.q_compressed, self.mixer_out, self.head_outputs, self.gated, self.laurel_rank];
+        let own = [
+            self.n_embd,
+            self.q_compressed,
+            self.mixer_out,
+            self.head_outputs,
+            self.gated,
+            self.laurel_rank,
+            self.joined,
+        ];
         own.into_iter().chain(self.mamba.inputs()).max().unwrap_or(0)
     }
 }
@@ -231,6 +244,10 @@ pub(super) struct Activations {
     pub(super) laurel: Buffer,
     /// Scratch buffers of RWKV only.
     pub(super) rwkv: RwkvScratch,
+    /// The states that a prediction head reads, `[n_tokens, n_embd]`.
+    pub(super) states: Buffer,
+    /// The normed embedding, then the normed state, `[n_tokens, 2, n_embd]`.
+    pub(super) joined: Buffer,
     /// Logits of output tokens, `[n_outputs, n_vocab]`.
     pub(super) logits: Buffer,
     /// Intermediate results of argmax.
@@ -303,6 +320,8 @@ impl Activations {
             laurel_small: rows(widths.laurel_rank)?,
             laurel: rows(widths.laurel)?,
             rwkv: RwkvScratch::new(widths.rwkv, &rows)?,
+            states: rows(widths.joined / 2)?,
+            joined: rows(widths.joined)?,
             logits: gpu.buffer("the logits", 4 * n_outputs as u64 * widths.n_vocab as u64)?,
             argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_outputs))?,
             top_k: gpu.buffer("the stages of top-k", top_k_scratch_bytes(widths.n_vocab, MAX_TOP_K, n_outputs))?,

@@ -167,10 +167,13 @@ impl WgpuExecutor {
         }
     }
 
-    /// Writes the tokens and spans of `step` to the GPU, for the next submission.
+    /// Writes the tokens, states and spans of `step` to the GPU, for the next submission.
     pub(super) fn write_batch(&mut self, step: &Step) -> Result<(), WgpuError> {
         let buffer = if step.tokens.len() == 1 { &self.batch_of_one } else { &self.batch };
         buffer.write_tokens_at(&self.gpu, &step.tokens, |i| self.spans.place(step, i));
+        if let Some(states) = &step.states {
+            self.gpu.write(&self.scratch.states, states);
+        }
         self.spans.write(&self.gpu, &self.spec, &self.scratch, step)
     }
 
@@ -225,6 +228,21 @@ impl WgpuExecutor {
                     pass = encoder.begin_compute_pass(&descriptor);
                 }
             }
+        }
+        let n_layer = plan.layers.len();
+        let norms = traced.filter(|traced| traced.before.contains(&(n_layer + 1))).zip(self.trace.as_ref());
+        if size.n_outputs > 0 || norms.is_some() {
+            for dispatch in &plan.merge_streams {
+                dispatch.record(&self.gpu, &mut pass, size);
+            }
+        }
+        if let Some((traced, readback)) = norms {
+            for dispatch in &plan.hidden_of_all {
+                dispatch.record(&self.gpu, &mut pass, size);
+            }
+            drop(pass);
+            traced.copy(n_layer + 1, &mut encoder, &self.scratch.normed, readback);
+            pass = encoder.begin_compute_pass(&descriptor);
         }
         if size.n_outputs > 0 {
             for dispatch in plan.result_dispatches(output) {
@@ -440,7 +458,7 @@ impl TracedRows {
         self.bytes_of_layer() * self.before.len() as u64
     }
 
-    /// Records the copies of rows of `x` before `layer`, to their place in `readback`.
+    /// Records the copies of the rows in `x` before `layer`, to their place in `readback`.
     fn copy(&self, layer: usize, encoder: &mut CommandEncoder, x: &Buffer, readback: &Readback) {
         let n_before = self.before.iter().take_while(|&&before| before < layer).count() as u64;
         let mut at = n_before * self.bytes_of_layer();

@@ -22,7 +22,7 @@ use metal_attention_model::{
     Prepare, Residual, Rwkv6Weights, Rwkv7Weights, ShortConvWeights, Weights,
 };
 
-use crate::activations::ActivationWidths;
+use crate::activations::{ActivationWidths, widen};
 use crate::weights::{Uploads, WgpuNorm};
 use crate::{WgpuDevice, WgpuError};
 pub(crate) use attention::{AttentionKernels, UNROTATED_ELEMENTS, WgpuAttention};
@@ -161,6 +161,9 @@ pub(crate) fn page_bytes(weights: &Weights, pages: &[LayerPages], groups: &Cache
 
 /// Widens the scratch buffers for all parts of a model with streams of `n_embd` elements. `pages`: those of each layer.
 pub(crate) fn widen_for_parts(widths: &mut ActivationWidths, n_embd: usize, weights: &Weights, pages: &[LayerPages]) {
+    if weights.state.is_some() {
+        widen(&mut widths.joined, 2 * n_embd);
+    }
     for (layer, &pages) in weights.layers.iter().zip(pages) {
         // Norms and factors have no buffers of their own.
         let Layer {

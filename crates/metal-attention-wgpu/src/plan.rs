@@ -66,6 +66,10 @@ pub(super) struct DispatchPlan {
     /// The persistent kernel, which replaces `layers`: one dispatch, or one for each buffer that weights lie in. Only
     /// for one token of a sequence whose KV pages are consecutive. `None` where the GPU or the model does not suit it.
     pub(super) persistent_layers: Option<Vec<Dispatch>>,
+    /// Between the layers and the last norm: the residual stream from several ones. Empty for most models.
+    pub(super) merge_streams: Vec<Dispatch>,
+    /// Hidden vectors of all tokens after the last norm, in `scratch.normed`, for traces.
+    pub(super) hidden_of_all: Vec<Dispatch>,
     /// Hidden vectors of the output tokens after the last norm, in `scratch.normed`.
     pub(super) hidden: Vec<Dispatch>,
     /// Logits of the output tokens, in `scratch.logits`; empty for a model without an output head.
@@ -77,7 +81,7 @@ pub(super) struct DispatchPlan {
 }
 
 impl DispatchPlan {
-    /// The dispatches after the layers that compute the results `output`.
+    /// The dispatches after `merge_streams` that compute the results `output`.
     pub(super) fn result_dispatches(&self, output: ResultKind) -> impl Iterator<Item = &Dispatch> {
         let (first, then): (&[Dispatch], &[Dispatch]) = match output {
             ResultKind::Hidden => (&self.hidden, &[]),
@@ -90,8 +94,10 @@ impl DispatchPlan {
 
     /// All dispatches.
     fn all_dispatches(&self) -> impl Iterator<Item = &Dispatch> {
-        let Self { embedding, layers, persistent_layers, hidden, head, argmax, top_k } = self;
+        let Self { embedding, layers, persistent_layers, merge_streams, hidden_of_all, hidden, head, argmax, top_k } =
+            self;
         let layers = layers.iter().chain(persistent_layers).flatten();
+        let hidden = merge_streams.iter().chain(hidden_of_all).chain(hidden);
         embedding.iter().chain(layers).chain(hidden).chain(head).chain(argmax).chain(top_k)
     }
 
@@ -142,7 +148,8 @@ impl DispatchPlan {
 
     /// The dispatches of a greedy decode step of a sequence with consecutive KV pages, in order.
     pub(super) fn greedy_step(&self, size: BatchDims) -> impl Iterator<Item = &Dispatch> {
-        self.embedding.iter().chain(self.layers(size, true, &[])).chain(&self.head).chain(&self.argmax)
+        let before = self.embedding.iter().chain(self.layers(size, true, &[])).chain(&self.merge_streams);
+        before.chain(&self.head).chain(&self.argmax)
     }
 }
 
@@ -232,7 +239,9 @@ impl<'a> PlanBuilder<'a> {
             embedding: self.embedding()?,
             layers: (0..self.spec.n_layer()).map(|i| self.layer(i)).collect::<Result<_, _>>()?,
             persistent_layers: None,
-            hidden: self.hidden()?,
+            merge_streams: self.merge_streams()?,
+            hidden_of_all: self.hidden(false)?,
+            hidden: self.hidden(true)?,
             head: self.head()?,
             argmax,
             top_k,

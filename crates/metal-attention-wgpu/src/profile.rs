@@ -44,7 +44,7 @@ impl WgpuExecutor {
         let (plan, deepstack) = (self.plan(kind), self.spans.deepstack(n_deepstack));
         // Without output tokens the grids of the output head are empty and are skipped as well.
         let layers = plan.layers(size, consecutive_pages, deepstack);
-        let all = plan.embedding.iter().chain(layers).chain(plan.result_dispatches(output));
+        let all = plan.embedding.iter().chain(layers).chain(&plan.merge_streams).chain(plan.result_dispatches(output));
         let dispatches: Vec<Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).cloned().collect();
         let (_, period) = self.gpu.clock()?;
         let since =

@@ -98,6 +98,11 @@ pub enum Error {
         /// The requested number of ranks.
         n_ranks: usize,
     },
+    /// A second model, such as a drafter, beside one that several cards share.
+    #[error(
+        "a drafter cannot run beside a model that several cards share (--tensor-parallel): run one of them without the other"
+    )]
+    BesideTensorParallelism,
     /// The prompt has no tokens, and the vocabulary adds none.
     #[error("the prompt is empty, and this model adds no token that begins a text: give it at least one token")]
     EmptyPrompt,

@@ -101,6 +101,12 @@ impl Model {
         &self.data.loaded
     }
 
+    /// The prediction heads (multi-token prediction) in the file, each a model of its own: see [`LoadedModel::load_heads`]. Empty
+    /// if it has none.
+    pub fn prediction_heads(&self) -> Result<Vec<LoadedModel>, Error> {
+        Ok(LoadedModel::load_heads(self.gguf())?)
+    }
+
     /// The tokenizer, built at the first call. An error if the file has no vocabulary or an unsupported one; the model
     /// can then still be used with token ids.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>, Error> {

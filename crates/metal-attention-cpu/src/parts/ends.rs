@@ -2,7 +2,10 @@
 
 use metal_attention_model::BatchToken;
 
-use crate::forward::{MicroBatchOutput, MicroBatchRun, ProductInput, RopeTable, add, add_bias, resize, scale_by};
+use crate::forward::{
+    MicroBatchOutput, MicroBatchRun, ProductInput, ProductOutput, RopeTable, add, add_bias, normalize_row, resize,
+    scale_by,
+};
 use crate::kernels::matmul::{MatmulOp, embedding, matmul};
 use crate::layers::PreparedHead;
 
@@ -39,8 +42,27 @@ impl MicroBatchRun<'_> {
             self.normalize_x(norm);
         }
         self.record_time("embedding");
+        self.join_states();
         self.compute_per_layer_inputs(tokens);
         self.init_streams();
+    }
+
+    /// `x = proj * [embedding_norm(x) | state_norm(state)]`, in prediction heads.
+    fn join_states(&mut self) {
+        let weights = self.weights;
+        let Some(w) = &weights.state else { return };
+        let (n_embd, isa, states) = (self.spec.n_embd, self.isa, self.token_states);
+        let s = &mut *self.scratch;
+        assert_eq!(states.len(), s.x.len(), "a session checks that each token has a state");
+        resize(&mut s.mixer_out, 2 * s.x.len());
+        let rows = s.x.chunks_exact(n_embd).zip(states.chunks_exact(n_embd));
+        for (joined, (embedding, state)) in s.mixer_out.chunks_exact_mut(2 * n_embd).zip(rows) {
+            let (of_embedding, of_state) = joined.split_at_mut(n_embd);
+            normalize_row(isa, &w.embedding_norm, embedding, of_embedding);
+            normalize_row(isa, &w.state_norm, state, of_state);
+        }
+        self.project(&w.proj, ProductInput::MixerOut, ProductOutput::ReplaceX);
+        self.record_time("matmul_state");
     }
 
     /// Computes the RoPE cos/sin table of each rotation of the model for the positions of `tokens`.
@@ -73,11 +95,16 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Writes the output of all rows that are left: the output norm and, for logits, the output head:
-    /// `logits = scale * (W * normed + b)`, with a cap `cap * tanh(logits / cap)`.
-    pub(crate) fn write_output(&mut self, output: MicroBatchOutput<'_>) {
+    /// The output norm of all rows that are left, to `normed`.
+    pub(crate) fn normalize_output(&mut self) {
         self.merge_streams();
         self.normalize_x_to_normed(self.weights.output_norm.as_ref());
+    }
+
+    /// Writes the output of all rows that are left: the result of the output norm or, for logits, of the output head:
+    /// `logits = scale * (W * normed + b)`, with a cap `cap * tanh(logits / cap)`.
+    /// Precondition: [`normalize_output`](Self::normalize_output) has computed the norm of these rows.
+    pub(crate) fn write_output(&mut self, output: MicroBatchOutput<'_>) {
         match output {
             MicroBatchOutput::Hidden(out) => out.copy_from_slice(&self.scratch.normed),
             MicroBatchOutput::Logits { head: PreparedHead { spec: head, linear, .. }, logits } => {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytemuck::Zeroable;
-use metal_attention_model::{ModelSpec, Weights};
+use metal_attention_model::{ModelSpec, StateInputWeights, Weights};
 
 use super::{CudaPerLayer, CudaStreams};
 use crate::CudaError;
@@ -18,7 +18,7 @@ use crate::matrix::CudaMatrix;
 use crate::runner::linear::{LinearInput, LinearOp, norm_args};
 use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner, TokenOutput};
 use crate::slice::{DevicePtr, DeviceSlice};
-use crate::weights::{CudaNorm, CudaVector, Loader, ptr_or_null};
+use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader, ptr_or_null};
 
 /// The weights that make the residual stream from token ids, before the first layer.
 #[derive(Debug)]
@@ -31,10 +31,35 @@ pub(crate) struct CudaEmbedding {
     pub(crate) positions: Option<CudaMatrix>,
     /// Norm of the sum.
     pub(crate) norm: Option<CudaNorm>,
+    /// What joins the embedding with a state (prediction heads).
+    pub(crate) state: Option<CudaStateInput>,
     /// Per-layer embeddings.
     pub(crate) per_layer: Option<CudaPerLayer>,
     /// Further residual streams.
     pub(crate) streams: Option<CudaStreams>,
+}
+
+/// The weights that join an embedding with a state.
+#[derive(Debug)]
+pub(crate) struct CudaStateInput {
+    /// Norm of the embedding.
+    embedding_norm: CudaNorm,
+    /// Norm of the state.
+    state_norm: CudaNorm,
+    /// From both to the input of the first layer, `[n_embd, 2 * n_embd]`.
+    proj: CudaLinear,
+}
+
+impl CudaStateInput {
+    /// Uploads the weights.
+    fn new(loader: &mut Loader<'_>, w: &StateInputWeights) -> Result<Self, CudaError> {
+        let StateInputWeights { spec: _, embedding_norm, state_norm, proj } = w;
+        Ok(Self {
+            embedding_norm: CudaNorm::new(loader, embedding_norm)?,
+            state_norm: CudaNorm::new(loader, state_norm)?,
+            proj: loader.linear(proj)?,
+        })
+    }
 }
 
 impl CudaEmbedding {
@@ -43,6 +68,7 @@ impl CudaEmbedding {
         Ok(Self {
             per_layer: w.per_layer.as_ref().map(|tables| CudaPerLayer::new(loader, tables)).transpose()?,
             streams: w.streams.as_ref().map(|streams| CudaStreams::new(loader, streams)).transpose()?,
+            state: w.state.as_ref().map(|state| CudaStateInput::new(loader, state)).transpose()?,
             table,
             token_type: loader.optional(w.token_type.as_deref())?,
             positions: w.positions.as_ref().map(|table| loader.matrix(table)).transpose()?,
@@ -74,10 +100,28 @@ impl ModelRunner {
         if let Some(norm) = &w.norm {
             self.norm(NormArgs { out: x.ptr(), ..norm_args(Some(norm), x, n_embd) }, n_tokens)?;
         }
+        if let Some(state) = &w.state {
+            self.join_states(batch, state)?;
+        }
         if let Some(per_layer) = &w.per_layer {
             self.per_layer_embeddings(spec, per_layer, n_tokens)?;
         }
         self.spread_over_streams(spec, w.streams.as_ref(), n_tokens)
+    }
+
+    /// Launches `x = proj * [embedding_norm(x) | state_norm(state)]`. The states are uploaded to `result`, as rows of spans are.
+    fn join_states(&mut self, batch: MicroBatch<'_>, w: &CudaStateInput) -> Result<(), CudaError> {
+        let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
+        debug_assert_eq!(batch.states.len(), n * n_embd, "a session checks that each token has a state");
+        self.buffers.result.write(0, bytemuck::cast_slice(batch.states))?;
+        let [joined] = self.scratch_rows(batch, [2 * n_embd]);
+        let (x, states, h) = (self.buffers.x.slice(), self.buffers.result.slice(), self.buffers.h.slice());
+        for (norm, rows, at) in [(&w.embedding_norm, x, 0), (&w.state_norm, states, n_embd)] {
+            self.norm_rows(batch, rows, n_embd, norm, h)?;
+            self.stretch(n_embd, (h, n_embd), None, (joined.skip(at), 2 * n_embd), n)?;
+        }
+        let input = self.rows_input(batch, joined, 2 * n_embd, None)?;
+        self.store_all(batch, "state", [&w.proj], input, x)
     }
 
     /// Uploads rows of a span whose first input has index `first` in the micro-batch, to `result`, which no kernel in flight needs
@@ -131,12 +175,24 @@ impl ModelRunner {
         self.launch(kernels::EMBEDDING, "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
     }
 
+    /// Launches what makes the last norm's input of several residual streams; nothing in most models.
+    pub(crate) fn merge_streams(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
+        let embedding = Arc::clone(&self.weights.embedding);
+        self.join_streams(spec, embedding.streams.as_ref(), n_tokens)
+    }
+
+    /// Launches the last norm for all tokens, to `h`.
+    pub(crate) fn output_norm_of_all(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
+        let (norm, h) = (self.weights.output_norm.clone(), self.buffers.h.slice());
+        let args = norm_args(norm.as_deref(), self.buffers.x.slice(), spec.n_embd);
+        self.norm(NormArgs { out: h.ptr(), ..args }, n_tokens)
+    }
+
     /// Launches the last norm and the output head for the output tokens, and what `size.output` requires after it. Only the
     /// norm for [`TokenOutput::Hidden`].
     pub(crate) fn output_head(&mut self, spec: &ModelSpec, size: MicroBatchSize) -> Result<(), CudaError> {
         let (n, n_embd) = (size.n_outputs, spec.n_embd);
-        let (norm, embedding) = (self.weights.output_norm.clone(), Arc::clone(&self.weights.embedding));
-        self.join_streams(spec, embedding.streams.as_ref(), size.n_tokens)?;
+        let norm = self.weights.output_norm.clone();
         let (output_rows, hidden) = (self.buffers.output_rows.slice(), self.buffers.hidden.slice());
         let x = self.buffers.x.slice();
         let args = NormArgs { rows: output_rows.ptr(), ..norm_args(norm.as_deref(), x, n_embd) };

@@ -128,7 +128,8 @@ impl CudaLayerStreams {
 /// Checks that there are kernels for the residual streams of a model; the error is the part without one.
 pub(crate) fn supports(embedding: &InputEmbedding, layers: &[LayerSpec]) -> Result<(), &'static str> {
     // There are kernels for all others.
-    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = embedding;
+    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams, state: _ } =
+        embedding;
     if let Some(streams) = streams {
         // As in Gemma 3n files: layers correct the streams where they add their per-layer embedding, so both have to be there,
         // and the first stream is the one that layers compute with.
@@ -155,7 +156,7 @@ pub(super) fn widen_for_streams(widths: &mut Widths, spec: &ResidualStreams) {
 }
 
 /// Rows in a buffer: from the first on, and the elements from one to the next.
-type StreamRows = (DeviceSlice<f32>, usize);
+pub(crate) type StreamRows = (DeviceSlice<f32>, usize);
 
 impl ModelRunner {
     /// Launches the per-layer embeddings of all layers: `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`.
@@ -344,7 +345,7 @@ impl ModelRunner {
     }
 
     /// Launches `y = a`, rescaled to the norm of `goal` if there is one.
-    fn stretch(
+    pub(crate) fn stretch(
         &mut self,
         n_embd: usize,
         a: StreamRows,

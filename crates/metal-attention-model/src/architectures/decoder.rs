@@ -107,7 +107,9 @@ pub(super) fn stack(
             norm: None,
             per_layer: None,
             streams: None,
+            state: None,
         },
+        first_block: 0,
         layers: layers.into_iter().map(layer).collect(),
         output: OutputSpec {
             norm: Some(norm.with_tensor("output_norm")),

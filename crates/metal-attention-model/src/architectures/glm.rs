@@ -25,8 +25,7 @@ pub(super) fn glm4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// GLM 4.5, 4.6: after some dense layers, experts chosen by sigmoid and a bias, with a shared expert. The layers after
-/// the last, which predict further tokens, are not used.
+/// GLM 4.5, 4.6: after some dense layers, experts chosen by sigmoid and a bias, with a shared expert.
 pub(super) fn glm4moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.set_rope_sections(k, false)?;

@@ -19,6 +19,7 @@ mod gpt;
 mod gpt_oss;
 mod granite;
 mod grok;
+mod heads;
 mod hunyuan;
 mod kimi_linear;
 mod laguna;
@@ -47,6 +48,7 @@ pub(crate) mod vision;
 
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};
+pub(crate) use heads::read_heads;
 pub(crate) use quantization::{QuantizationTraits, quantization_traits};
 
 /// A function that makes a family's spec from its metadata.

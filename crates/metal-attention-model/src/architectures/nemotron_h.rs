@@ -1,4 +1,5 @@
-//! Nemotron-H: each layer is one of Mamba-2, attention without positions, and a feed-forward with squared `ReLU`.
+//! Nemotron-H: each layer is one of Mamba-2, attention without positions, and a feed-forward with squared `ReLU`. Prediction heads
+//! have both attention and a feed-forward.
 
 use super::decoder::{ExpertDefaults, attention, experts_of, shared_expert, stack};
 use super::mamba::{heads, mamba2_spec};
@@ -21,10 +22,16 @@ pub(super) fn nemotron_h(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError
     let mamba = Mamba2Spec { norm: Some(norm.eps), ..mamba2_spec(k)? };
     let key = "feed_forward_length";
     let widths = k.per_layer_or_none(key, n_layer)?.ok_or_else(|| k.missing(key))?;
+    let without_heads = k.n_layer_without_heads()?;
     let layer = |(i, (n_head, n_head_kv)): (usize, (usize, usize))| {
+        let attention = || attention(k, RopeLayout::Halves, n_head, (n_head, n_head_kv));
+        if i >= without_heads {
+            k.check("attention.head_count_kv", n_head_kv, n_head_kv > 0, "prediction heads have attention")?;
+            return Ok((attention()?, feed_forward(k, i, widths[i])?));
+        }
         Ok(match (n_head_kv, widths[i]) {
             (0, 0) => (Mixer::Mamba2(mamba), FeedForward::None),
-            (_, 0) => (attention(k, RopeLayout::Halves, n_head, (n_head, n_head_kv))?, FeedForward::None),
+            (_, 0) => (attention()?, FeedForward::None),
             (_, n_ff) => (Mixer::None, feed_forward(k, i, n_ff)?),
         })
     };
@@ -32,6 +39,7 @@ pub(super) fn nemotron_h(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError
     let mut m = stack(k, norm, layers)?;
     m.set_positions(Positions::None);
     for layer in &mut m.layers {
+        let norm = if layer.mixer == Mixer::None { norm } else { norm.with_tensor("post_attention_norm") };
         layer.feed_forward_norm = layer.feed_forward_norm.map(|_| norm);
     }
     Ok(m)

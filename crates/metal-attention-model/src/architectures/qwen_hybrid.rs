@@ -60,13 +60,17 @@ fn hybrid(k: &MetadataReader<'_>, sharing: KeySharing, gates: DeltaGates) -> Res
 }
 
 /// Whether each layer has the delta rule: flags in `attention.recurrent_layers`, or all but every
-/// `full_attention_interval`-th.
+/// `full_attention_interval`-th. Prediction heads have attention.
 fn recurrent_layers(k: &MetadataReader<'_>, n_layer: usize) -> Result<Vec<bool>, ModelError> {
-    if let Some(flags) = k.layer_flags("attention.recurrent_layers", n_layer)? {
-        return Ok(flags);
-    }
-    let interval = k.opt_positive("full_attention_interval")?.unwrap_or(4);
-    Ok((0..n_layer).map(|i| !(i + 1).is_multiple_of(interval)).collect())
+    let without_heads = k.n_layer_without_heads()?;
+    let mut recurrent = if let Some(flags) = k.layer_flags("attention.recurrent_layers", without_heads)? {
+        flags
+    } else {
+        let interval = k.opt_positive("full_attention_interval")?.unwrap_or(4);
+        (0..without_heads).map(|i| !(i + 1).is_multiple_of(interval)).collect()
+    };
+    recurrent.resize(n_layer, false);
+    Ok(recurrent)
 }
 
 /// The gated delta rule of the file.

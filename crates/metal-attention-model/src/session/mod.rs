@@ -18,12 +18,12 @@ pub use null::NullExecutor;
 pub use options::SessionOptions;
 pub use trace::{LayerTrace, TracedTokens};
 
-use crate::inputs::{check_spans, step_inputs};
+use crate::inputs::{check_spans, check_states, step_inputs};
 use crate::{
-    AfterLayer, Batch, BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, HiddenRows, Logits,
-    Lookahead, MemoryUse, ModelSpec, OutputKind, Outputs, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
-    SequenceExtent, SnapshotError, StepInputs, TopK, argmax, check_outputs, highest, is_decode_step, micro_batches,
-    one_run_per_sequence,
+    AfterLayer, Batch, BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, HiddenRequest,
+    HiddenRows, Logits, Lookahead, MemoryUse, ModelSpec, OutputKind, Outputs, PageTable, PageUse, Phase, Profile,
+    Profiler, SequenceCache, SequenceExtent, SnapshotError, StepInputs, TopK, argmax, check_outputs, highest,
+    is_decode_step, micro_batches, one_run_per_sequence,
 };
 
 /// Evaluates batches with one model on one [`Executor`], and keeps the page table of its KV cache.
@@ -89,6 +89,7 @@ impl<E: Executor> Session<E> {
         check_outputs(spec, tokens, &|seq| self.pages.n_past(seq), results.needs_head(), max_outputs)?;
         self.pages.check(tokens, spec.n_vocab, batch.drafted)?;
         check_spans(spec, batch, limits.n_tokens, max_outputs)?;
+        check_states(spec, batch)?;
         let n_embd = spec.n_embd;
         let places = self.pages.span_places(batch, n_embd)?;
         let undivided: Vec<_> =
@@ -110,7 +111,8 @@ impl<E: Executor> Session<E> {
             let trace = trace.as_mut().map(LayerTrace::reborrow);
             let outcome = self.assign_pages(step_tokens).and_then(|()| {
                 let inputs = step_inputs(n_embd, batch, &range, &places).map(Arc::new);
-                let step = self.step(step_tokens, phase, inputs);
+                let states = batch.states.get(range.start * n_embd..range.end * n_embd).filter(|rows| !rows.is_empty());
+                let step = Step { states: states.map(Into::into), ..self.step(step_tokens, phase, inputs) };
                 self.executor.run(&step, step_results, trace, self.profiler.as_mut())
             });
             if let Err(why) = outcome {
@@ -134,9 +136,9 @@ impl<E: Executor> Session<E> {
         Ok(())
     }
 
-    /// The step of `tokens`, which have their pages.
+    /// The step of `tokens`, which have their pages, without states.
     fn step(&self, tokens: &[BatchToken], phase: Phase, inputs: Option<Arc<StepInputs>>) -> Step {
-        Step { tokens: tokens.into(), pages: Arc::clone(&self.pages), phase, inputs }
+        Step { tokens: tokens.into(), pages: Arc::clone(&self.pages), phase, inputs, states: None }
     }
 
     /// Evaluates a greedy decode step, and leaves further ones in flight. Returns the id that follows each sequence. On an
@@ -347,18 +349,23 @@ impl<E: Executor> ForwardPass for Session<E> {
         self.executor.cache_bytes()
     }
 
+    fn memory_use(&self) -> MemoryUse {
+        Session::memory_use(self)
+    }
+
     fn cache(&mut self) -> &mut dyn SequenceCache {
         self
     }
 
-    fn forward_outputs(
+    fn forward_with_hidden(
         &mut self,
         batch: Batch<'_>,
         kind: OutputKind,
-        hidden_before: &[usize],
+        hidden: HiddenRequest<'_>,
     ) -> Result<(Outputs<'_>, HiddenRows), ForwardError> {
+        let HiddenRequest { before: hidden_before, tokens: of_tokens } = hidden;
         let (n_layer, n_embd) = (self.executor.spec().n_layer(), self.executor.spec().n_embd);
-        if let Some(&layer) = hidden_before.iter().find(|&&layer| layer > n_layer) {
+        if let Some(&layer) = hidden_before.iter().find(|&&layer| layer > n_layer + 1) {
             return Err(ForwardError::LayerOutOfRange { layer, n_layer });
         }
         if hidden_before.is_empty() {
@@ -367,7 +374,11 @@ impl<E: Executor> ForwardPass for Session<E> {
         let mut layers = hidden_before.to_vec();
         layers.sort_unstable();
         layers.dedup();
-        let of_layer = n_outputs(batch.tokens) * n_embd;
+        let of_layer = n_embd
+            * match of_tokens {
+                TracedTokens::All => batch.tokens.len(),
+                TracedTokens::Output => n_outputs(batch.tokens),
+            };
         let n = of_layer.saturating_mul(hidden_before.len());
         let mut hidden = Vec::new();
         let bytes = n.saturating_mul(size_of::<f32>());
@@ -381,7 +392,7 @@ impl<E: Executor> ForwardPass for Session<E> {
                 *n_filled += rows.len();
             }
         };
-        let trace = LayerTrace { before: &layers, tokens: TracedTokens::Output, rows: &mut keep };
+        let trace = LayerTrace { before: &layers, tokens: of_tokens, rows: &mut keep };
         let outputs = self.outputs(batch, kind, Some(trace))?;
         Ok((outputs, HiddenRows::new(hidden, of_layer)))
     }
@@ -410,7 +421,10 @@ impl<E: Executor> ForwardPass for Session<E> {
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        if self.profiler.is_none() && batch.len() <= self.limits.n_ahead && is_decode_step(batch) {
+        // A model that reads states gets them with each batch, so that no step of it can be submitted ahead.
+        let reads_states = self.executor.spec().embedding.state.is_some();
+        let decodes = self.profiler.is_none() && batch.len() <= self.limits.n_ahead && is_decode_step(batch);
+        if decodes && !reads_states {
             let (spec, max_outputs) = (self.executor.spec(), self.limits.n_outputs);
             check_outputs(spec, batch, &|seq| self.pages.n_past(seq), /* needs_head */ true, max_outputs)?;
             return self.decode_greedy(batch);

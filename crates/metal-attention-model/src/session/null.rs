@@ -63,10 +63,10 @@ impl NullExecutor {
     /// Stores `tokens`, and updates the states of `segments`. Returns the hash after each token.
     fn evaluate(&mut self, step: &Step, tokens: &[BatchToken], segments: &[Segment]) -> Vec<u64> {
         self.n_steps += 1;
-        for token in tokens {
+        for (i, token) in tokens.iter().enumerate() {
             for (group, ids) in self.pages.iter_mut().enumerate() {
                 let page = step.pages.page(group, token.seq, token.pos) as usize;
-                ids[page * PAGE + token.pos % PAGE] = content(step, token, self.spec.n_embd);
+                ids[page * PAGE + token.pos % PAGE] = content(step, i, token, self.spec.n_embd);
             }
         }
         let mut hashes: Vec<_> = tokens.iter().map(|token| self.hash(step, token)).collect();
@@ -112,14 +112,19 @@ impl NullExecutor {
     }
 }
 
-/// What a page holds of an input: the token's id, or a hash of the row.
-fn content(step: &Step, token: &BatchToken, n_embd: usize) -> u32 {
-    match step.inputs.as_ref().and_then(|inputs| inputs.of_token(token)) {
+/// What a page holds of the input `token`, the `i`th of the step: the token's id, or a hash of the row; with a state, a hash of
+/// both.
+fn content(step: &Step, i: usize, token: &BatchToken, n_embd: usize) -> u32 {
+    let hash_of = |rows: &[f32], i: usize| {
+        rows[i * n_embd..][..n_embd].iter().fold(0, |hash, x| mix(hash, x.to_bits().into())) as u32
+    };
+    let own = match step.inputs.as_ref().and_then(|inputs| inputs.of_token(token)) {
         None => token.id,
-        Some((span, i)) => {
-            let row = &span.rows[i * n_embd..][..n_embd];
-            row.iter().fold(0, |hash, x| mix(hash, x.to_bits().into())) as u32
-        }
+        Some((span, i)) => hash_of(&span.rows, i),
+    };
+    match &step.states {
+        None => own,
+        Some(states) => mix(own.into(), hash_of(states, i).into()) as u32,
     }
 }
 

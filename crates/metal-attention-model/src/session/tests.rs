@@ -256,8 +256,8 @@ fn hidden_rows_come_with_each_kind_of_result() {
             assert_eq!(pass.n_steps() - n_steps, 3, "{architecture}: hidden rows take no steps of their own");
         }
         pass.reset();
-        let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Ids, &[0, n_layer + 1]).unwrap_err();
-        assert_eq!(error, ForwardError::LayerOutOfRange { layer: n_layer + 1, n_layer });
+        let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Ids, &[0, n_layer + 2]).unwrap_err();
+        assert_eq!(error, ForwardError::LayerOutOfRange { layer: n_layer + 2, n_layer });
         assert_eq!(pass.n_past(0), 0, "{architecture}");
     }
 }
@@ -327,4 +327,70 @@ fn sequences_of_encoders_are_neither_saved_nor_restored() {
         assert_eq!(pass.rewind(seq, 0), 0);
     }
     pass.forward_hidden(&tokens).unwrap();
+}
+
+/// A session with a prediction head, which reads a state beside each token.
+fn head_session() -> Session<NullExecutor> {
+    let mut metadata = ModelShape::custom("qwen35").unwrap().metadata();
+    metadata.set("qwen35.nextn_predict_layers", 1_u32);
+    let head = ModelSpec::heads_from_metadata(&metadata).unwrap().remove(0);
+    let options = SessionOptions { n_ctx: 4 * PAGE, n_seq: 2, n_ubatch: 40, ..Default::default() };
+    NullExecutor::session(head, &options, Watch::default())
+}
+
+#[test]
+fn states_belong_to_the_tokens_of_each_step() {
+    let mut pass = head_session();
+    let n_embd = pass.spec().n_embd;
+    let ids = some_ids(90);
+    let states: Vec<f32> = (0..ids.len() * n_embd).map(|i| i as f32).collect();
+    let before = [pass.spec().n_layer() + 1];
+    let mut evaluate = |sizes: &[usize], states: &[f32]| {
+        pass.reset();
+        let mut rows = Vec::new();
+        let mut first = 0;
+        for &n in sizes {
+            let tokens = continuing(&pass, 0, &ids[first..first + n], false);
+            let states = &states[first * n_embd..(first + n) * n_embd];
+            let batch = Batch { states, ..Batch::from(&tokens[..]) };
+            let request = HiddenRequest { before: &before, tokens: TracedTokens::All };
+            let (_, hidden) = pass.forward_with_hidden(batch, OutputKind::Ids, request).unwrap();
+            rows.extend_from_slice(hidden.of_layer(0));
+            first += n;
+        }
+        rows
+    };
+    let want = evaluate(&[90], &states);
+    assert_eq!(want.len(), states.len());
+    for sizes in [&[1, 39, 41, 9][..], &[50, 40]] {
+        same(&evaluate(sizes, &states), &want, "a division");
+    }
+    // Another state changes the rows from its token on, and no others.
+    let mut other = states.clone();
+    other[55 * n_embd] += 1.0;
+    let found = evaluate(&[90], &other);
+    same(&found[..55 * n_embd], &want[..55 * n_embd], "before the state");
+    assert!(found[55 * n_embd..].iter().zip(&want[55 * n_embd..]).all(|(a, b)| a != b));
+}
+
+#[test]
+fn states_are_required_where_they_are_read_and_refused_elsewhere() {
+    let mut pass = head_session();
+    let n_embd = pass.spec().n_embd;
+    let tokens = continuing(&pass, 0, &some_ids(3), true);
+    let states = vec![0.0; 3 * n_embd];
+    let n_steps = pass.n_steps();
+    for n in [0, n_embd, 3 * n_embd - 1] {
+        let batch = Batch { states: &states[..n], ..Batch::from(&tokens[..]) };
+        let error = pass.forward_outputs(batch, OutputKind::Logits, &[]).unwrap_err();
+        assert_eq!(error, ForwardError::WrongStates { found: n, expected: 3 * n_embd });
+    }
+    // No step without states is submitted ahead either.
+    let error = pass.forward_greedy(&tokens[..1]).unwrap_err();
+    assert_eq!(error, ForwardError::WrongStates { found: 0, expected: n_embd });
+    let mut plain = session("llama", Watch::default());
+    let batch = Batch { states: &states, ..Batch::from(&tokens[..]) };
+    let error = plain.forward_outputs(batch, OutputKind::Logits, &[]).unwrap_err();
+    assert_eq!(error, ForwardError::WrongStates { found: states.len(), expected: 0 });
+    assert_eq!((pass.n_past(0), plain.n_past(0), pass.n_steps() - n_steps, plain.n_steps()), (0, 0, 0, 0));
 }

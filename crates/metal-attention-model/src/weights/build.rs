@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use super::{
     AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights,
-    LatentAttentionWeights, LayerEmbeddingWeights, LayerStreamsWeights, NormWeights, PerLayerTables, StreamsWeights,
-    Weights,
+    LatentAttentionWeights, LayerEmbeddingWeights, LayerStreamsWeights, NormWeights, PerLayerTables, StateInputWeights,
+    StreamsWeights, Weights,
 };
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec, NormOver, QkNorm};
 use crate::feed_forward::{Dense, Experts};
@@ -26,19 +26,55 @@ use crate::tensors::{MatrixShape, Presence, WeightSource};
 
 /// All weights of a model of `spec`, from `source`.
 pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result<Weights<S::Linear>, S::Error> {
-    let InputEmbedding { scale: _, n_token_types, n_positions, norm, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, n_token_types, n_positions, norm, per_layer, streams, state } = &spec.embedding;
     let (n_embd, n_layer, output) = (spec.n_embd, spec.n_layer(), &spec.output);
     let mut b = Builder { source, n_embd, prefix: String::new() };
-    let token_embd = b.matrix("token_embd", [n_embd, spec.n_vocab])?;
-    let head = match output.head {
-        None => None,
-        Some(head) if head.matrix == HeadMatrix::EmbeddingTable => Some(None),
-        Some(head) => {
+    let ends = [n_embd, spec.n_vocab];
+    // A prediction head may have a table, a last norm and an output head of its own, in its block.
+    let block = state.map(|_| format!("blk.{}.", spec.first_block));
+    let of_head = |b: &Builder<'_, S>, name: &str| {
+        block.as_ref().map(|block| format!("{block}{name}")).filter(|name| b.source.has(name))
+    };
+    let own_table = of_head(&b, "nextn.embed_tokens");
+    let token_embd = b.matrix(own_table.as_deref().unwrap_or("token_embd"), ends)?;
+    let head = match (output.head, of_head(&b, "nextn.shared_head_head")) {
+        (None, _) => None,
+        (Some(_), Some(own)) => Some(Some(b.matrix(&own, ends)?)),
+        (Some(head), None) => {
             let bias = if head.may_have_bias { Presence::Optional } else { Presence::None };
-            Some(b.source.linear("output", [n_embd, spec.n_vocab], Presence::Optional, bias)?)
+            let found = match head.matrix {
+                HeadMatrix::EmbeddingTable => None,
+                HeadMatrix::OutputTensor | HeadMatrix::OutputTensorInSomeFiles => {
+                    b.source.linear("output", ends, Presence::Optional, bias)?
+                }
+            };
+            // Tied to the table of the model, not to that of the prediction head.
+            Some(match (found, &own_table) {
+                (None, Some(_)) => Some(b.matrix("token_embd", ends)?),
+                (found, _) => found,
+            })
         }
     };
-    let output_norm = output.norm.map(|norm| b.norm(&norm)).transpose()?;
+    let state = match (state, &block) {
+        (Some(state), Some(block)) => {
+            b.prefix.clone_from(block);
+            let proj = b.linear("nextn.eh_proj", [2 * n_embd, n_embd], Presence::None)?;
+            let (embedding_norm, state_norm) = (b.norm(&state.embedding_norm)?, b.norm(&state.state_norm)?);
+            b.prefix.clear();
+            Some(StateInputWeights { spec: *state, embedding_norm, state_norm, proj })
+        }
+        (None, _) | (_, None) => None,
+    };
+    let output_norm = match (output.norm, &block) {
+        (None, _) => None,
+        (Some(norm), Some(block)) if norm.tensor_stem != "output_norm" => {
+            b.prefix.clone_from(block);
+            let norm = b.norm(&norm)?;
+            b.prefix.clear();
+            Some(norm)
+        }
+        (Some(norm), _) => Some(b.norm(&norm)?),
+    };
     let token_type = match n_token_types {
         Some(n) => Some(b.source.first_row("token_types.weight", [n_embd, *n])?),
         None => None,
@@ -74,7 +110,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         }
     }
     let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-        b.prefix = format!("blk.{i}.");
+        b.prefix = format!("blk.{}.", spec.first_block + i);
         layer.prepare(&mut b)
     });
     let layers = layers.collect::<Result<_, _>>()?;
@@ -106,6 +142,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         embedding_norm,
         per_layer,
         streams,
+        state,
         layers,
         output_norm,
         output,

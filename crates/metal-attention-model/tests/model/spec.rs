@@ -452,6 +452,10 @@ proptest! {
                 None => { m.remove(&key); }
             }
         }
+        for head in ModelSpec::heads_from_metadata(&m).unwrap_or_default() {
+            prop_assert!(head.n_layer() == 1 && head.embedding.state.is_some());
+            prop_assert!(head.tensors().iter().all(|t| t.shape.iter().all(|&n| n > 0)));
+        }
         if let Ok(s) = ModelSpec::from_metadata(&m) {
             let state_elements = StateLayout::new(&s).n_elements();
             prop_assert!(s.n_layer() > 0 && s.n_embd > 0 && s.n_vocab > 0);

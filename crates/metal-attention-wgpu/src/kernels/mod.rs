@@ -75,7 +75,7 @@ pub use matvec::{
     MAX_INPUTS, MatvecInput, MatvecOptions, MatvecOutput, TOKEN_TILE, TokenRows, matvec, matvec_of_inputs, matvec_twin,
     multi_token_matvec,
 };
-pub use norm::{NormShape, norm, norm_twin};
+pub use norm::{NormColumns, NormShape, norm, norm_twin};
 pub use place_columns::{ColumnPlace, place_columns, place_columns_twin};
 pub use prefill_attention::{prefill_attention, prefill_attention_cooperative, prefill_on_matrix_units};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};

@@ -31,6 +31,17 @@ pub struct NormShape {
     /// Whether only the rows of output tokens are computed; they are stored one after the other, `[n_outputs, rows,
     /// n]`.
     pub outputs_only: bool,
+    /// Where the results of a token lie in a longer row of `y`. `None`: they are the row.
+    pub columns: Option<NormColumns>,
+}
+
+/// The columns of rows of `y` that [`norm`] writes; the others stay as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NormColumns {
+    /// The first one.
+    pub at: usize,
+    /// Elements of a row of `y`.
+    pub y_width: usize,
 }
 
 impl NormShape {
@@ -46,7 +57,13 @@ impl NormShape {
             scale: 1.0,
             accumulate: false,
             outputs_only: false,
+            columns: None,
         }
+    }
+
+    /// The columns of the results.
+    fn columns(&self) -> NormColumns {
+        self.columns.unwrap_or(NormColumns { at: 0, y_width: self.n * self.rows })
     }
 
     fn key(&self, in_place: bool) -> PipelineKey {
@@ -55,6 +72,7 @@ impl NormShape {
             Some(NormKind::Rms) => "rms",
             Some(NormKind::Layer) => "layer",
         };
+        let NormColumns { at, y_width } = self.columns();
         PipelineKey::new(
             "norm",
             [
@@ -68,6 +86,8 @@ impl NormShape {
                 ("accumulate", self.accumulate.into()),
                 ("outputs_only", self.outputs_only.into()),
                 ("in_place", in_place.into()),
+                ("y_at", at.into()),
+                ("y_width", y_width.into()),
                 ("threads", self.n.next_power_of_two().clamp(32, 256).into()),
             ],
         )
@@ -75,8 +95,8 @@ impl NormShape {
 }
 
 /// `y[t][r] = scale * norm(x[t][r])`, or `y[t][r] += `, for each row of each token. `x` is `[n_tokens, rows, n]`;
-/// `None`: `y` is normed in place. `y` is `[n_tokens or n_outputs, rows, n]`. `weights` holds the weight `[n]`, then
-/// the bias `[n]`, as far as the shape has them.
+/// `None`: `y` is normed in place. `y` is `[n_tokens or n_outputs, rows, n]`, or these are some columns of its rows. `weights`
+/// holds the weight `[n]`, then the bias `[n]`, as far as the shape has them.
 pub fn norm(
     gpu: &WgpuDevice,
     shape: NormShape,
@@ -86,10 +106,15 @@ pub fn norm(
     batch: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * (shape.n * shape.rows) as u64;
+    let NormColumns { at, y_width } = shape.columns();
+    if at + shape.n * shape.rows > y_width || (x.is_none() && shape.columns.is_some()) {
+        let why = format!("columns {at} on of rows of {y_width} elements");
+        return Err(WgpuError::Mismatch { what: "a norm".into(), why });
+    }
     let (extent, result) = if shape.outputs_only {
-        (GridExtent::Outputs(1), AccessRange::Outputs(bytes))
+        (GridExtent::Outputs(1), AccessRange::Outputs(4 * y_width as u64))
     } else {
-        (GridExtent::Tokens(1), AccessRange::Tokens(bytes))
+        (GridExtent::Tokens(1), AccessRange::Tokens(4 * y_width as u64))
     };
     let mut buffers: Vec<(&dyn Bind, AccessRange)> = Vec::new();
     buffers.extend(x.map(|x| (x, AccessRange::Tokens(bytes))));

@@ -2,12 +2,12 @@
 //! one.
 
 use metal_attention_gguf::Tensor;
-use metal_attention_model::{InputEmbedding, OutputHead, Weights};
+use metal_attention_model::{InputEmbedding, OutputHead, StateInputWeights, Weights};
 use wgpu::Buffer;
 
-use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape, TokenRows};
+use crate::kernels::{self, MatvecOutput, NormColumns, NormShape, ScaleShape, TokenRows};
 use crate::plan::{LinearProduct, PlanBuilder};
-use crate::weights::{Uploads, WgpuNorm};
+use crate::weights::{Uploads, WgpuLinear, WgpuNorm, concat};
 use crate::{Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
 
 /// The embedding, the last norm and the output head, with their weights.
@@ -23,6 +23,8 @@ pub(crate) struct WgpuEnds {
     positions: Option<(Buffer, usize)>,
     /// The norm of the sum of embeddings.
     embedding_norm: Option<WgpuNorm>,
+    /// What joins the embedding with a state (prediction heads).
+    state: Option<WgpuStateInput>,
     /// The norm after the last layer.
     output_norm: Option<WgpuNorm>,
     /// The output head, unless it is the embedding table.
@@ -31,6 +33,17 @@ pub(crate) struct WgpuEnds {
     output_bias: Option<Buffer>,
     /// The embedding table and the output head, each with its tensor: a second model may share them.
     pub(crate) matrices: Vec<(Tensor, WgpuMatrix)>,
+}
+
+/// The weights that join an embedding with a state.
+#[derive(Debug)]
+struct WgpuStateInput {
+    /// Norm of the embedding.
+    embedding_norm: WgpuNorm,
+    /// Norm of the state.
+    state_norm: WgpuNorm,
+    /// From both to the input of the first layer, `[n_embd, 2 * n_embd]`.
+    proj: WgpuLinear,
 }
 
 impl WgpuEnds {
@@ -45,7 +58,8 @@ impl WgpuEnds {
         first: &[(Tensor, WgpuMatrix)],
     ) -> Result<Self, WgpuError> {
         // The other fields are those of the weights.
-        let InputEmbedding { scale, n_token_types: _, n_positions: _, norm: _, per_layer: _, streams: _ } = *spec;
+        let InputEmbedding { scale, n_token_types: _, n_positions: _, norm: _, per_layer: _, streams: _, state: _ } =
+            *spec;
         let mut matrices = Vec::new();
         let mut matrix = |what: &str, tensor: &Tensor| {
             let matrix = match first.iter().find(|(of_first, _)| of_first.is_same(tensor)) {
@@ -61,6 +75,14 @@ impl WgpuEnds {
             Some(table) => Some((gpu.upload("positions", &table.weight.to_f32())?, table.weight.n_rows())),
             None => None,
         };
+        let state = match &w.state {
+            Some(StateInputWeights { spec: _, embedding_norm, state_norm, proj }) => Some(WgpuStateInput {
+                embedding_norm: WgpuNorm::new(gpu, embedding_norm)?,
+                state_norm: WgpuNorm::new(gpu, state_norm)?,
+                proj: concat(gpu, "the projection of states", &[proj], uploads)?,
+            }),
+            None => None,
+        };
         let output_bias = w.output.as_ref().and_then(|linear| linear.bias.as_ref());
         Ok(Self {
             token_embd,
@@ -68,6 +90,7 @@ impl WgpuEnds {
             token_type: w.token_type.as_ref().map(|row| gpu.upload("the token type", row)).transpose()?,
             positions,
             embedding_norm: w.embedding_norm.as_ref().map(|norm| WgpuNorm::new(gpu, norm)).transpose()?,
+            state,
             output_norm: w.output_norm.as_ref().map(|norm| WgpuNorm::new(gpu, norm)).transpose()?,
             output,
             output_bias: output_bias.map(|bias| gpu.upload("a bias", bias)).transpose()?,
@@ -105,23 +128,41 @@ impl PlanBuilder<'_> {
         if let Some(norm) = &w.embedding_norm {
             dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, &scratch.x)?);
         }
+        if let Some(state) = &w.state {
+            self.join_states(&mut dispatches, state)?;
+        }
         self.embed_for_layers(&mut dispatches)?;
         self.spread_over_streams(&mut dispatches)?;
         Ok(dispatches)
     }
 
-    /// The hidden vectors of output tokens after the last norm: `normed`, `[n_outputs, n_embd]`.
-    pub(crate) fn hidden(&self) -> Result<Vec<Dispatch>, WgpuError> {
-        let scratch = self.scratch;
+    /// Appends `x = proj * [embedding_norm(x) | state_norm(state)]`, in prediction heads.
+    fn join_states(&self, dispatches: &mut Vec<Dispatch>, w: &WgpuStateInput) -> Result<(), WgpuError> {
+        let (scratch, n) = (self.scratch, self.spec.n_embd);
+        let columns = |at| Some(NormColumns { at, y_width: 2 * n });
+        for (norm, rows, at) in [(&w.embedding_norm, &scratch.x, 0), (&w.state_norm, &scratch.states, n)] {
+            let shape = NormShape { columns: columns(at), ..NormShape::of_row(n) };
+            dispatches.push(self.norm(norm, shape, Some(rows), &scratch.joined)?);
+        }
+        self.multiply(dispatches, LinearProduct::new(&w.proj, MatvecOutput::Store, &scratch.joined, &scratch.x))
+    }
+
+    /// The dispatches between the last layer and the last norm: `x` from the residual streams of models that have several.
+    pub(crate) fn merge_streams(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let mut dispatches = Vec::new();
         self.join_streams(&mut dispatches)?;
-        let shape = NormShape { outputs_only: true, ..NormShape::of_row(self.spec.n_embd) };
+        Ok(dispatches)
+    }
+
+    /// The hidden vectors after the last norm, of output tokens, `normed` as `[n_outputs, n_embd]`, or of all, `[n_tokens, n_embd]`.
+    pub(crate) fn hidden(&self, outputs_only: bool) -> Result<Vec<Dispatch>, WgpuError> {
+        let scratch = self.scratch;
+        let shape = NormShape { outputs_only, ..NormShape::of_row(self.spec.n_embd) };
         let norm = match &self.weights.ends.output_norm {
             Some(norm) => self.norm(norm, shape, Some(&scratch.x), &scratch.normed)?,
             None => kernels::norm(self.gpu, shape, Some(&scratch.x), None, &scratch.normed, self.batch)?,
         };
-        dispatches.push(norm);
-        Ok(dispatches)
+        Ok(vec![norm])
     }
 
     /// The logits of output tokens: `logits`, `[n_outputs, n_vocab]`. Empty for a model without an output head.
@@ -137,12 +178,9 @@ impl PlanBuilder<'_> {
             y: &scratch.logits,
         };
         match &w.output_norm {
-            Some(norm) if norm.fits_prologue() => {
-                self.join_streams(&mut dispatches)?;
-                self.norm_then_multiply(&mut dispatches, norm, logits)?;
-            }
+            Some(norm) if norm.fits_prologue() => self.norm_then_multiply(&mut dispatches, norm, logits)?,
             Some(_) | None => {
-                dispatches = self.hidden()?;
+                dispatches = self.hidden(true)?;
                 self.multiply(
                     &mut dispatches,
                     LinearProduct { rows: TokenRows::Gathered, x: &scratch.normed, ..logits },

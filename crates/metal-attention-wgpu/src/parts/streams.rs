@@ -76,7 +76,8 @@ pub(crate) struct WgpuLayerEmbeddingInputs {
 
 /// Checks the residual streams and additional embeddings of a model; the error is the part without kernels.
 pub(super) fn supports(embedding: &InputEmbedding, layers: &[LayerSpec]) -> Result<(), &'static str> {
-    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = embedding;
+    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams, state: _ } =
+        embedding;
     if let Some(streams) = streams {
         // Gemma 3n's arrangement is the only one that is supported: a layer corrects the streams when it adds its own
         // embedding.
@@ -305,6 +306,7 @@ impl<'a> PlanBuilder<'a> {
             scale: std::f32::consts::FRAC_1_SQRT_2,
             accumulate: true,
             outputs_only: false,
+            columns: None,
         };
         let weights = Some(&w.proj_norm.weights);
         dispatches.push(kernels::norm(

@@ -3,7 +3,7 @@
 use crate::support::{nmse, on_variants, poisoned, random, run, run_sized, variants};
 use metal_attention_model::{Activation, BatchToken, GateActivation, GateWidth, NormKind};
 use metal_attention_wgpu::kernels::{
-    AttentionGateShape, Gating, NormShape, ScaleShape, activation, activation_twin, attention_gate,
+    AttentionGateShape, Gating, NormColumns, NormShape, ScaleShape, activation, activation_twin, attention_gate,
     attention_gate_twin, embedding_sum, embedding_sum_twin, norm, norm_twin, row_gate, row_gate_twin, scale,
     scale_twin,
 };
@@ -25,7 +25,9 @@ fn norms_match_their_twin() {
             for (accumulate, outputs_only, in_place) in
                 [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
             {
-                let shape = NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, outputs_only };
+                let columns = None;
+                let shape =
+                    NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, outputs_only, columns };
                 let total = n * rows * n_tokens;
                 let (x, before) = (random(1, total), random(2, total));
                 let weights = random(3, n * (usize::from(weight) + usize::from(bias)));
@@ -54,6 +56,34 @@ fn norms_match_their_twin() {
                 assert!(error < 1e-12 || (n == 1 && kind == Some(NormKind::Layer)), "{shape:?}: {error:e}");
             }
         }
+    }
+}
+
+#[test]
+fn norms_write_columns_of_rows() {
+    for (gpu, (n, rows, n_tokens)) in on_variants(&SHAPES) {
+        let (at, y_width) = (n, 3 * n * rows + 1);
+        let columns = Some(NormColumns { at, y_width });
+        let shape =
+            NormShape { rows, kind: Some(NormKind::Rms), eps: 1e-3, weight: true, columns, ..NormShape::of_row(n) };
+        let (x, before, weights) = (random(1, n * rows * n_tokens), random(2, y_width * n_tokens), random(3, n));
+        let buffers = [&x, &before, &weights].map(|v| gpu.upload("x", v).unwrap());
+        let [gx, gy, gw] = &buffers;
+        let batch: Vec<_> = (0..n_tokens).map(|pos| BatchToken { id: 0, seq: 0, pos, output: false }).collect();
+        let words = gpu.upload("batch", &batch_words(&batch)).unwrap();
+        run(gpu, &[norm(gpu, shape, Some(gx), Some(gw), gy, &words).unwrap()], n_tokens);
+        let mut want = before.clone();
+        for (to, from) in want.chunks_exact_mut(y_width).zip(x.chunks_exact(n * rows)) {
+            for (to, from) in to[at..].chunks_exact_mut(n).zip(from.chunks_exact(n)) {
+                let result = norm_twin(shape, from, &weights, to);
+                to.copy_from_slice(&result);
+            }
+        }
+        let got: Vec<f32> = gpu.read(gy, want.len()).unwrap();
+        let error = nmse(&got, &want);
+        assert!(error < 1e-12, "{shape:?}: {error:e}");
+        let outside = NormShape { columns: Some(NormColumns { at: y_width, y_width }), ..shape };
+        assert!(norm(gpu, outside, Some(gx), Some(gw), gy, &words).is_err());
     }
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use metal_attention_cpu::{CpuCeilings, CpuEncoder, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_gguf::{GgufFile, Tensor};
 use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, ModelSpec};
+use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedModel, ModelSpec, Session};
 
-use super::{Backend, BackendPass, CeilingEffort, DeviceCeilings, GpuList, Launches, log_memory, mib};
+use super::{Backend, BackendPass, CeilingEffort, DeviceCeilings, GpuList, Launches, log_memory, mib, options_beside};
 use crate::memory::available_memory;
 use crate::pictures::PictureEncoderPass;
 use crate::{EngineOptions, Error, Model};
@@ -91,6 +91,11 @@ impl BackendPass for CpuForwardPass {
 
     fn n_launches(&self) -> u64 {
         u64::from(self.regions())
+    }
+
+    fn beside(&self, model: &LoadedModel, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
+        let second = CpuExecutor::beside(self, &cpu_options(options), model, &options_beside(self, options))?;
+        Ok(Box::new(Session::new(second)))
     }
 
     fn ceilings(&mut self, effort: CeilingEffort, exact: bool) -> Result<Option<Box<dyn DeviceCeilings + '_>>, Error> {

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metal_attention_cuda::{
-    CudaCeilings, CudaDevice, CudaEncoder, CudaError, CudaExecutor, CudaForwardPass, CudaSummary,
+    CudaCeilings, CudaDevice, CudaEncoder, CudaError, CudaExecutor, CudaForwardPass, CudaSummary, CudaTuning,
     TensorParallelExecutor, TensorParallelPass, cuda_summaries,
 };
 use metal_attention_gguf::{GgufFile, Tensor};
 use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, ModelSpec, SessionOptions};
+use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedModel, ModelSpec, Session, SessionOptions};
 
 use super::{
     Backend, BackendPass, CeilingEffort, DeviceCeilings, Gpu, GpuDetails, GpuError, GpuErrorKind, GpuList, Launches,
-    log_memory, mib,
+    log_memory, mib, options_beside,
 };
 use crate::pictures::PictureEncoderPass;
 use crate::{Device, EngineOptions, Error, Model};
@@ -211,6 +211,11 @@ impl From<CudaError> for Error {
 }
 
 impl BackendPass for CudaForwardPass {
+    fn beside(&self, model: &LoadedModel, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
+        let session = options_beside(self, options);
+        Ok(Box::new(Session::new(CudaExecutor::beside(self, model, &session, &CudaTuning::default())?)))
+    }
+
     fn n_launches(&self) -> u64 {
         self.launches()
     }
@@ -227,6 +232,10 @@ impl BackendPass for CudaForwardPass {
 }
 
 impl BackendPass for TensorParallelPass {
+    fn beside(&self, _: &LoadedModel, _: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
+        Err(Error::BesideTensorParallelism)
+    }
+
     fn ceilings(&mut self, _: CeilingEffort, _: bool) -> Result<Option<Box<dyn DeviceCeilings + '_>>, Error> {
         Ok(None)
     }

@@ -12,7 +12,7 @@ mod unavailable;
 mod wgpu;
 
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{ForwardPass, MemoryUse, ModelSpec, PageUse};
+use metal_attention_model::{ForwardPass, LoadedModel, MemoryUse, ModelSpec, PageUse, SessionOptions};
 
 pub use self::ceilings::{CeilingEffort, DeviceCeilings, Launches};
 pub use self::gpu_error::{GpuError, GpuErrorKind};
@@ -87,8 +87,18 @@ pub trait BackendPass: ForwardPass {
         None
     }
 
+    /// Sets up a second model on the same device, with as many sequences of the same length, for instance a prediction head. The
+    /// embedding table and the output head are shared where they are the same tensors. `options`: the rest, such as the watch.
+    /// An error if several devices share this model.
+    fn beside(&self, model: &LoadedModel, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error>;
+
     /// Measures the limits of the device; `exact`: of products with [`EngineOptions::exact`]. `None` for several devices.
     fn ceilings(&mut self, effort: CeilingEffort, exact: bool) -> Result<Option<Box<dyn DeviceCeilings + '_>>, Error>;
+}
+
+/// The options of a model beside that of `pass`.
+fn options_beside(pass: &dyn ForwardPass, options: &EngineOptions) -> SessionOptions {
+    SessionOptions { n_seq: pass.n_seq(), ..options.session_options(pass.n_ctx(), pass.n_ubatch()) }
 }
 
 /// The GPUs that a backend finds.

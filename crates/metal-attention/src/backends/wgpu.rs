@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use metal_attention_gguf::{GgufFile, Tensor};
 use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, ModelSpec, SessionOptions};
+use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedModel, ModelSpec, Session, SessionOptions};
 use metal_attention_wgpu::wgpu::{CooperativeScalarType as Scalar, DeviceType, Features};
 use metal_attention_wgpu::{
     AdapterChoice, AdapterSummary, WgpuCeilings, WgpuDevice, WgpuEncoder, WgpuError, WgpuExecutor, WgpuForwardPass,
-    WgpuOptions, adapter_summaries, no_hardware,
+    WgpuOptions, WgpuTuning, adapter_summaries, no_hardware,
 };
 
 use super::{
     Backend, BackendPass, CeilingEffort, DeviceCeilings, Gpu, GpuDetails, GpuError, GpuErrorKind, GpuList, Launches,
-    log_memory, mib,
+    log_memory, mib, options_beside,
 };
 use crate::pictures::PictureEncoderPass;
 use crate::{Device, EngineOptions, Error, Model};
@@ -207,6 +207,11 @@ impl BackendPass for WgpuForwardPass {
         let whole = (n_tokens / n_ubatch * self.launches(n_ubatch, n_ubatch - 1)) as u64;
         let rest = n_tokens % n_ubatch;
         Some(whole + if rest > 0 { self.launches(rest, n_tokens - 1) as u64 } else { 0 })
+    }
+
+    fn beside(&self, model: &LoadedModel, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
+        let session = options_beside(self, options);
+        Ok(Box::new(Session::new(WgpuExecutor::beside(self, model, &session, &WgpuTuning::default())?)))
     }
 
     fn ceilings(&mut self, effort: CeilingEffort, _: bool) -> Result<Option<Box<dyn DeviceCeilings + '_>>, Error> {

@@ -30,6 +30,20 @@ impl Draft {
     }
 }
 
+/// Inputs of one sequence that the target has evaluated.
+#[derive(Debug, Clone, Copy)]
+pub struct Evaluated<'a> {
+    /// The index of the sequence in the target's KV cache.
+    pub seq: usize,
+    /// The index of the first input in the sequence.
+    pub first: usize,
+    /// The token ids. What the sequence had from `first` on before does not hold any more.
+    pub ids: &'a [u32],
+    /// The target's hidden rows of these inputs: for each of [`reads_hidden`](Drafter::reads_hidden), row-major
+    /// `[ids.len(), n_embd]`.
+    pub hidden: &'a [&'a [f32]],
+}
+
 /// Proposes tokens that may follow sequences.
 ///
 /// A drafter compares the ids of a request with those of the last request for the same sequence, and drops what it keeps
@@ -37,6 +51,26 @@ impl Draft {
 pub trait Drafter: Send {
     /// Its name in metrics and messages, such as `"ngram"`.
     fn name(&self) -> &'static str;
+
+    /// The hidden rows of the target that it reads, as for [`HiddenRequest::before`](crate::HiddenRequest::before). Empty: none.
+    fn reads_hidden(&self) -> &[usize] {
+        &[]
+    }
+
+    /// Tells a drafter that [reads hidden rows](Self::reads_hidden) of inputs that the target has evaluated: the prompt's, and
+    /// after each step at least those that hold.
+    ///
+    /// # Errors
+    /// The drafter's model failed. The sequences go on without drafts.
+    fn observe(&mut self, evaluated: Evaluated<'_>) -> Result<(), ForwardError> {
+        let _ = evaluated;
+        Ok(())
+    }
+
+    /// A sequence of the target has ended: what is kept of it is not needed any more.
+    fn forget(&mut self, seq: usize) {
+        let _ = seq;
+    }
 
     /// Proposes up to [`n`](DraftRequest::n) tokens for each request, in order: those that are likeliest to follow the last
     /// token. The drafts may be shorter, also empty.

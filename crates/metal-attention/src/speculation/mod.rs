@@ -10,13 +10,16 @@
 
 mod costs;
 mod drafter;
+mod head_sequence;
+mod heads;
 mod ngram;
 mod options;
 mod scores_ahead;
 mod speculator;
 
 use costs::StepCosts;
-pub use drafter::{Draft, DraftRequest, Drafter};
+pub use drafter::{Draft, DraftRequest, Drafter, Evaluated};
+pub use heads::{DraftLogits, HeadDrafter};
 pub use ngram::NgramDrafter;
 pub use options::{DraftDepth, DrafterKind, MAX_DRAFTS, Speculation, UnknownDrafter};
 pub(crate) use scores_ahead::ScoresAhead;

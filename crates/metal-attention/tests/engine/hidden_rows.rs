@@ -3,8 +3,8 @@
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::{
-    BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, HiddenRows, Model, ModelOptions,
-    OutputKind, Outputs, highest,
+    BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, HiddenRequest, HiddenRows, Model,
+    ModelOptions, OutputKind, Outputs, TracedTokens, highest,
 };
 use metal_attention_model::argmax;
 use metal_attention_testing::models::{architectures, more_architectures};
@@ -86,6 +86,27 @@ pub fn check(name: &str, pass: &mut dyn ForwardPass, limit: f64) {
         compare(name, &rows, &before, &want, limit);
         assert_eq!(rows.of_layer(1), rows.of_layer(3), "{name}");
     }
+    // After the output norm, and of all tokens.
+    pass.reset();
+    let of_all = HiddenRequest { before: &[n_layer + 1, n_layer], tokens: TracedTokens::All };
+    let (outputs, rows) = pass.forward_with_hidden((&batch[..]).into(), OutputKind::Logits, of_all).unwrap();
+    let Outputs::Logits(found) = outputs else { panic!("{name}: {outputs:?}") };
+    let error = nmse(found.as_slice(), &plain);
+    assert!(error <= limit, "{name}: NMSE {error:e} of the logits");
+    let of_outputs = |layer: usize| -> Vec<f32> {
+        let rows = rows.of_layer(layer).chunks(hidden.len() / choices.len());
+        let rows = batch.iter().zip(rows).filter(|(token, _)| token.output);
+        rows.flat_map(|(_, row)| row).copied().collect()
+    };
+    assert_eq!(rows.of_layer(0).len(), batch.len() * (hidden.len() / choices.len()), "{name}");
+    for (i, want) in [&hidden, &want[n_layer - 1]].into_iter().enumerate() {
+        let error = nmse(&of_outputs(i), want);
+        assert!(error <= limit, "{name}, the rows {i} of all tokens: NMSE {error:e}");
+    }
+    pass.reset();
+    let (_, rows) = pass.forward_outputs((&batch[..]).into(), OutputKind::Ids, &[n_layer + 1]).unwrap();
+    let error = nmse(rows.as_slice(), &hidden);
+    assert!(error <= limit, "{name}, after the output norm: NMSE {error:e}");
     // A decode step, whose kernels may differ from those of the same step without hidden rows.
     let step = decode_step();
     let want = traced(&mut *cpu, &step);
@@ -107,8 +128,8 @@ pub fn check(name: &str, pass: &mut dyn ForwardPass, limit: f64) {
     assert!(rows.as_slice().is_empty(), "{name}");
     // A layer that there is not: nothing is evaluated.
     let batch = [BatchToken { id: 3, seq: 0, pos: 23, output: true }];
-    let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Logits, &[n_layer + 1]).unwrap_err();
-    assert_eq!(error, ForwardError::LayerOutOfRange { layer: n_layer + 1, n_layer }, "{name}");
+    let error = pass.forward_outputs((&batch[..]).into(), OutputKind::Logits, &[n_layer + 2]).unwrap_err();
+    assert_eq!(error, ForwardError::LayerOutOfRange { layer: n_layer + 2, n_layer }, "{name}");
     assert_eq!(pass.n_past(0), 23, "{name}");
 }
 

@@ -12,6 +12,7 @@ mod long_delta_rule;
 mod long_mamba;
 mod new_backend;
 mod pictures;
+mod prediction_heads;
 mod random_models;
 mod rwkv;
 mod scheduler;

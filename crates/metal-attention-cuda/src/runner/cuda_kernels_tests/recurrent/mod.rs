@@ -94,7 +94,7 @@ impl States {
         let n_tokens = n_tokens(segments);
         let output = TokenOutput::Hidden;
         let size = MicroBatchSize { n_tokens, n_outputs: 0, n_query_tiles: 0, runs, output };
-        MicroBatch { spec, cache, recurrent: &self.on_device, size, spans: None }
+        MicroBatch { spec, cache, recurrent: &self.on_device, size, spans: None, states: &[] }
     }
 
     /// All states as the device has them.

@@ -1,0 +1,311 @@
+//! [`HeadDrafter`]: drafts of the prediction heads (multi-token prediction) in a model's own file.
+//!
+//! A head is a model of one layer with a KV cache of its own. At position `p` it reads the token there and a state of position
+//! `p - 1`: that of the target model, as far as the target has evaluated the sequence; after that a head's own. The target's
+//! states come from [`observe`](Drafter::observe). A proposal cuts the head's cache back to the tokens that it has read with
+//! the target's states, reads those that were added since, and then its drafts, one after another; all sequences in one batch.
+
+use metal_attention_model::{
+    Batch, BatchToken, ForwardError, ForwardPass, HeadUse, HiddenRequest, MemoryUse, OutputKind, Outputs, TracedTokens,
+    argmax,
+};
+
+use super::head_sequence::HeadSequence;
+use super::{Draft, DraftRequest, Drafter, Evaluated};
+use crate::backends::BackendPass;
+use crate::{EngineOptions, Error, Model};
+
+/// Receives the logits from which a draft is taken: the index of the request, the index of the draft, and the row, `[n_vocab]`.
+pub type DraftLogits<'a> = &'a mut dyn FnMut(usize, usize, &[f32]);
+
+/// Proposes drafts with the prediction heads of a model's file.
+pub struct HeadDrafter {
+    /// The heads, in the order of their drafts; at least one.
+    heads: Vec<Box<dyn ForwardPass>>,
+    /// How they propose drafts together.
+    heads_use: HeadUse,
+    /// The hidden rows of the target that are their states.
+    reads: [usize; 1],
+    /// Width of a state.
+    n_embd: usize,
+    /// What is known of each sequence of the target.
+    sequences: Vec<HeadSequence>,
+}
+
+impl HeadDrafter {
+    /// Loads the heads of `model`'s file on the device of `target`, a forward pass of that model. They share its embedding table
+    /// and output head where they have none of their own. `None`: the file has no heads.
+    ///
+    /// # Errors
+    /// The heads are not supported, damaged, or do not fit in memory.
+    pub fn beside(model: &Model, target: &dyn BackendPass, options: &EngineOptions) -> Result<Option<Self>, Error> {
+        let heads = model.prediction_heads()?;
+        let heads = heads.iter().map(|head| Ok(target.beside(head, options)? as Box<dyn ForwardPass>));
+        Ok(Self::new(heads.collect::<Result<_, Error>>()?, target.spec().n_layer()))
+    }
+
+    /// A drafter of these heads, in the order of their drafts, for a target with `n_layer` layers. `None` if there are no heads,
+    /// or one of them is not a prediction head.
+    pub fn new(heads: Vec<Box<dyn ForwardPass>>, n_layer: usize) -> Option<Self> {
+        let first = heads.first()?.spec();
+        let (heads_use, n_embd) = (first.embedding.state?.heads, first.n_embd);
+        if heads.iter().any(|head| head.spec().embedding.state.is_none() || head.spec().n_embd != n_embd) {
+            return None;
+        }
+        let n_seq = heads.iter().map(|head| head.n_seq()).min()?;
+        let sequences = (0..n_seq).map(|_| HeadSequence::new(heads.len(), n_embd)).collect();
+        Some(Self { heads, heads_use, reads: [heads_use.state_before(n_layer)], n_embd, sequences })
+    }
+
+    /// The most drafts that it proposes for a sequence; `None` if there is no limit.
+    pub fn max_drafts(&self) -> Option<usize> {
+        match self.heads_use {
+            HeadUse::Repeated => None,
+            HeadUse::Chained => Some(self.heads.len()),
+        }
+    }
+
+    /// [`propose`](Drafter::propose), which also passes on the logits from which each draft is taken.
+    ///
+    /// # Errors
+    /// As of [`propose`](Drafter::propose).
+    pub fn propose_with_logits(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        logits: DraftLogits<'_>,
+    ) -> Result<Vec<Vec<u32>>, ForwardError> {
+        self.propose_to(requests, Some(logits))
+    }
+
+    fn propose_to(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        mut logits: Option<DraftLogits<'_>>,
+    ) -> Result<Vec<Vec<u32>>, ForwardError> {
+        let mut drafts: Vec<Vec<u32>> = requests.iter().map(|_| Vec::new()).collect();
+        // The state of each request's last position: at first the target's, which is among the states of its sequence.
+        let mut states: Vec<Vec<f32>> = requests.iter().map(|_| Vec::new()).collect();
+        let wanted = requests.iter().map(|request| self.accept(request)).collect::<Result<Vec<usize>, _>>()?;
+        for step in 0..wanted.iter().copied().max().unwrap_or(0) {
+            let open: Vec<usize> = (0..requests.len()).filter(|&r| wanted[r] > step).collect();
+            let (mut batch, head) = (HeadBatch::default(), self.head_of_draft(step));
+            for &r in &open {
+                let DraftRequest { seq, ids, n: _ } = requests[r];
+                match (self.heads_use, drafts[r].last()) {
+                    (HeadUse::Repeated, Some(&id)) => batch.push(id, seq, self.heads[head].n_past(seq), &states[r]),
+                    (HeadUse::Repeated | HeadUse::Chained, _) => {
+                        let next = self.read_accepted(head, seq, ids, &mut batch);
+                        let rows = states[r].chunks_exact(self.n_embd);
+                        for (i, (&id, state)) in drafts[r].iter().zip(rows).enumerate() {
+                            batch.push(id, seq, next + i, state);
+                        }
+                    }
+                }
+                batch.mark_output();
+            }
+            let HeadRows { scores, states: new_states } = self.evaluate(head, &batch, logits.is_some())?;
+            let n_vocab = self.heads[head].spec().n_vocab;
+            for ((row, &r), state) in open.iter().enumerate().zip(new_states.chunks_exact(self.n_embd)) {
+                if let (Some(pass_on), Scores::Logits(all)) = (&mut logits, &scores) {
+                    pass_on(r, step, &all[row * n_vocab..][..n_vocab]);
+                }
+                drafts[r].push(scores.id(row, n_vocab));
+                match self.heads_use {
+                    HeadUse::Repeated => state.clone_into(&mut states[r]),
+                    // Each head reads the states of all heads before it.
+                    HeadUse::Chained => states[r].extend_from_slice(state),
+                }
+            }
+        }
+        Ok(drafts)
+    }
+
+    /// The head that proposes draft `i`.
+    fn head_of_draft(&self, i: usize) -> usize {
+        match self.heads_use {
+            HeadUse::Repeated => 0,
+            HeadUse::Chained => i,
+        }
+    }
+
+    /// Compares a request with what is known of its sequence. Returns the number of drafts that can be proposed.
+    fn accept(&mut self, request: &DraftRequest<'_>) -> Result<usize, ForwardError> {
+        let n_seq = self.sequences.len();
+        let sequence = self.sequences.get_mut(request.seq);
+        let sequence = sequence.ok_or(ForwardError::SequenceOutOfRange { seq: request.seq, n_seq })?;
+        if request.ids.is_empty() || !sequence.follow(request.ids) {
+            return Ok(0);
+        }
+        let n_ctx = self.heads.iter().map(|head| head.n_ctx()).min().unwrap_or(0);
+        let n = request.n.min(self.max_drafts().unwrap_or(usize::MAX));
+        // The last draft is not read.
+        Ok(n.min((n_ctx + 1).saturating_sub(request.ids.len())))
+    }
+
+    /// Appends to `batch` what head `head` has not read of `ids` with the target's states, and the last token in any case. Returns
+    /// the index in the head's sequence that follows.
+    fn read_accepted(&mut self, head: usize, seq: usize, ids: &[u32], batch: &mut HeadBatch) -> usize {
+        // The last token is read anew, since its results are wanted.
+        self.read_from(head, seq, ids, ids.len() - 1, batch)
+    }
+
+    /// Appends to `batch` what head `head` has not read of `ids` with the target's states, from position `at_most` on in any case.
+    /// Returns the index in the head's sequence that follows.
+    fn read_from(&mut self, head: usize, seq: usize, ids: &[u32], at_most: usize, batch: &mut HeadBatch) -> usize {
+        let (pass, sequence) = (&mut self.heads[head], &mut self.sequences[seq]);
+        let read = sequence.read(head, ids);
+        let reached = pass.rewind(seq, read.end.min(at_most).saturating_sub(read.start));
+        let start = if sequence.can_continue(read.start, read.start + reached) {
+            read.start
+        } else {
+            // The states that lie between are not known: the head begins anew at the first that is.
+            pass.rewind(seq, 0);
+            sequence.first_known().min(at_most)
+        };
+        for (position, &id) in ids.iter().enumerate().skip(start + pass.n_past(seq)) {
+            batch.push(id, seq, position - start, sequence.state_before(position));
+        }
+        sequence.set_read(head, start, ids);
+        ids.len() - start
+    }
+
+    /// Evaluates `batch` with head `head`. Returns what the head proposes after its output tokens, and their states.
+    fn evaluate(&mut self, head: usize, batch: &HeadBatch, logits: bool) -> Result<HeadRows, ForwardError> {
+        let pass = &mut self.heads[head];
+        let before = [self.heads_use.state_before(pass.spec().n_layer())];
+        let kind = if logits { OutputKind::Logits } else { OutputKind::Ids };
+        let request = HiddenRequest { before: &before, tokens: TracedTokens::Output };
+        match pass.forward_with_hidden(batch.as_batch(), kind, request) {
+            Ok((outputs, hidden)) => {
+                let scores = match outputs {
+                    Outputs::Logits(logits) => Scores::Logits(logits.as_slice().to_vec()),
+                    Outputs::Ids(ids) => Scores::Ids(ids),
+                    Outputs::Hidden(_) | Outputs::TopK(_) => Scores::Ids(Vec::new()),
+                };
+                Ok(HeadRows { scores, states: hidden.of_layer(0).to_vec() })
+            }
+            Err(why) => {
+                // What the head has read is not known now.
+                for token in &batch.tokens {
+                    self.sequences[token.seq].forget_read(head);
+                }
+                Err(why)
+            }
+        }
+    }
+
+    /// Lets the heads read what they can of sequence `seq`, if that is much: otherwise the next proposal does.
+    fn catch_up(&mut self, seq: usize) -> Result<(), ForwardError> {
+        for head in 0..self.heads.len() {
+            if self.sequences[seq].n_unread(head) < self.heads[head].n_ubatch() {
+                continue;
+            }
+            let (ids, mut batch) = (self.sequences[seq].ids().to_vec(), HeadBatch::default());
+            self.read_from(head, seq, &ids, ids.len(), &mut batch);
+            if !batch.tokens.is_empty() {
+                self.evaluate(head, &batch, false)?;
+            }
+        }
+        self.sequences[seq].drop_old_states();
+        Ok(())
+    }
+}
+
+impl Drafter for HeadDrafter {
+    fn name(&self) -> &'static str {
+        "mtp"
+    }
+
+    fn reads_hidden(&self) -> &[usize] {
+        &self.reads
+    }
+
+    fn observe(&mut self, evaluated: Evaluated<'_>) -> Result<(), ForwardError> {
+        let Evaluated { seq, first, ids, hidden } = evaluated;
+        let n_seq = self.sequences.len();
+        let sequence = self.sequences.get_mut(seq).ok_or(ForwardError::SequenceOutOfRange { seq, n_seq })?;
+        let states = hidden.first().copied().unwrap_or_default();
+        let expected = ids.len() * self.n_embd;
+        if states.len() != expected {
+            return Err(ForwardError::WrongStates { found: states.len(), expected });
+        }
+        sequence.observe(first, ids, states);
+        self.catch_up(seq)
+    }
+
+    fn forget(&mut self, seq: usize) {
+        if let Some(sequence) = self.sequences.get_mut(seq) {
+            *sequence = HeadSequence::new(self.heads.len(), self.n_embd);
+            for head in &mut self.heads {
+                head.rewind(seq, 0);
+            }
+        }
+    }
+
+    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Draft>, ForwardError> {
+        let drafts = self.propose_to(requests, None)?;
+        Ok(drafts.into_iter().map(|ids| Draft { ids, confidence: Vec::new() }).collect())
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        let mut sum = MemoryUse::default();
+        for memory in self.heads.iter().map(|head| head.memory_use()) {
+            sum.weights += memory.weights;
+            sum.kv_cache += memory.kv_cache;
+            sum.scratch += memory.scratch;
+        }
+        sum.scratch += self.sequences.iter().map(HeadSequence::bytes).sum::<usize>() as u64;
+        sum
+    }
+}
+
+/// Tokens with their states for one head.
+#[derive(Default)]
+struct HeadBatch {
+    tokens: Vec<BatchToken>,
+    /// `[n_tokens, n_embd]`.
+    states: Vec<f32>,
+}
+
+impl HeadBatch {
+    fn push(&mut self, id: u32, seq: usize, pos: usize, state: &[f32]) {
+        self.tokens.push(BatchToken { id, seq, pos, output: false });
+        self.states.extend_from_slice(state);
+    }
+
+    /// Requests the results of the last token.
+    fn mark_output(&mut self) {
+        if let Some(last) = self.tokens.last_mut() {
+            last.output = true;
+        }
+    }
+
+    fn as_batch(&self) -> Batch<'_> {
+        Batch { states: &self.states, ..Batch::from(&self.tokens[..]) }
+    }
+}
+
+/// The results of a head's output tokens.
+struct HeadRows {
+    scores: Scores,
+    /// `[n_outputs, n_embd]`.
+    states: Vec<f32>,
+}
+
+/// What a head proposes.
+enum Scores {
+    /// `[n_outputs, n_vocab]`.
+    Logits(Vec<f32>),
+    /// `[n_outputs]`.
+    Ids(Vec<u32>),
+}
+
+impl Scores {
+    /// The likeliest token of row `row`.
+    fn id(&self, row: usize, n_vocab: usize) -> u32 {
+        match self {
+            Self::Logits(all) => argmax(&all[row * n_vocab..][..n_vocab]),
+            Self::Ids(ids) => ids[row],
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `draft`: the tokens that a drafter proposes after a text.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use metal_attention::backends::BackendPass;
+use metal_attention::speculation::{DraftRequest, Drafter, Evaluated, HeadDrafter};
+use metal_attention::{BatchToken, Error, HiddenRequest, Model, OutputKind, TracedTokens};
+
+use crate::cli_error::CliError;
+use crate::engine_args::{EngineArgs, at_least_one};
+use crate::interrupt;
+use crate::model_args::ModelArgs;
+use crate::npy;
+use crate::output_file::OutputFile;
+use crate::progress::ProgressLine;
+use crate::token_input::TokensArgs;
+
+const AFTER_HELP: &str = "\
+The model evaluates all tokens but the last one. Then the drafter proposes the tokens that follow the last one, each the \
+likeliest by its own logits; what the model itself would choose does not matter. The drafter is the prediction head (multi-token \
+prediction, MTP) in the model's file. Fewer tokens than -n are proposed if the drafter has a limit.
+
+Examples:
+  metal-attention draft -m model.gguf -p \"Once upon a time\" -n 3
+  metal-attention draft -m model.gguf --tokens 1,403,407 -n 4 --json
+  metal-attention draft -m model.gguf --tokens 1,403,407 -n 4 -o logits.npy";
+
+/// Show the tokens that a model's drafter proposes after a text
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    tokens: TokensArgs,
+
+    /// Number of tokens to propose
+    #[arg(short, long = "n-draft", value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    n: usize,
+
+    /// Print a JSON object with drafts (the ids) instead of the ids alone
+    #[arg(long)]
+    json: bool,
+
+    /// Write the drafter's logits, from which each draft is taken, as a float32 .npy file of shape [drafts, vocabulary]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// What a drafter proposes.
+struct Proposal {
+    /// The drafts.
+    ids: Vec<u32>,
+    /// The logits from which they are taken, `[drafts, n_vocab]`.
+    logits: Vec<f32>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let model = args.model.open()?;
+    let ids = args.tokens.read(&args.model, &model)?;
+    let loading = ProgressLine::spinner("loading the model");
+    let mut options = args.engine.options(&model);
+    options.n_ctx.get_or_insert(ids.len() + args.n);
+    loading.weigh(model.gguf().tensor_bytes());
+    let mut pass = model.backend(&options)?;
+    let drafter = HeadDrafter::beside(&model, &*pass, &options)?;
+    drop(loading);
+    let mut drafter = drafter.ok_or_else(|| {
+        let why =
+            "the file has no prediction head (multi-token prediction) that could propose tokens: use a model with one";
+        CliError::Usage(why.into())
+    })?;
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    let proposal = propose(&model, &mut *pass, &mut drafter, &ids, args.n)?;
+    if let Some(path) = &args.output {
+        let failed = |source| CliError::Write { to: path.display().to_string(), source };
+        let mut out = OutputFile::create(path)?;
+        npy::write_header(&mut out, proposal.ids.len(), model.spec().n_vocab).map_err(failed)?;
+        npy::write_numbers(&mut out, &proposal.logits).map_err(failed)?;
+        out.commit()?;
+    }
+    print(&proposal.ids, args.json).map_err(CliError::stdout)
+}
+
+/// Evaluates all of `ids` but the last one with the model, and lets the heads propose `n` tokens.
+fn propose(
+    model: &Model,
+    pass: &mut dyn BackendPass,
+    drafter: &mut HeadDrafter,
+    ids: &[u32],
+    n: usize,
+) -> Result<Proposal, CliError> {
+    let evaluated = &ids[..ids.len() - 1];
+    let progress = ProgressLine::steps("evaluating", evaluated.len() as u64).watched(model.spec().n_layer());
+    let before = drafter.reads_hidden().to_vec();
+    let request = HiddenRequest { before: &before, tokens: TracedTokens::All };
+    for chunk in evaluated.chunks(pass.n_ubatch()) {
+        let first = pass.position();
+        let token = |(i, &id)| BatchToken { id, seq: 0, pos: first + i, output: false };
+        let tokens: Vec<_> = chunk.iter().enumerate().map(token).collect();
+        let (_, rows) =
+            pass.forward_with_hidden(tokens[..].into(), OutputKind::Hidden, request).map_err(Error::from)?;
+        let hidden: Vec<_> = (0..before.len()).map(|i| rows.of_layer(i)).collect();
+        drafter.observe(Evaluated { seq: 0, first, ids: chunk, hidden: &hidden }).map_err(Error::from)?;
+        progress.set(pass.position() as u64);
+    }
+    let mut logits = Vec::new();
+    let mut keep = |_request: usize, _draft: usize, row: &[f32]| logits.extend_from_slice(row);
+    let drafts = drafter.propose_with_logits(&[DraftRequest { seq: 0, ids, n }], &mut keep).map_err(Error::from)?;
+    if !logits.iter().any(|logit| logit.is_finite()) {
+        return Err(Error::NoNumbers.into());
+    }
+    Ok(Proposal { ids: drafts.concat(), logits })
+}
+
+/// Prints the drafts.
+fn print(ids: &[u32], json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        writeln!(out, "{{\"drafts\":{ids:?}}}")
+    } else {
+        let ids: Vec<_> = ids.iter().map(u32::to_string).collect();
+        writeln!(out, "{}", ids.join(","))
+    }
+}
