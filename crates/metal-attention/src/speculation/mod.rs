@@ -5,9 +5,12 @@
 //! without drafts; a draft *holds* where it equals that token. What follows the first draft that does not hold is cut back.
 //! So the text does not depend on the drafts, only the number of steps does.
 
+mod draft_model;
 mod drafter;
 mod head_sequence;
 mod heads;
+mod token_map;
 
+pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions, ScoredDraft};
 pub use drafter::{DraftRequest, Drafter, Evaluated};
 pub use heads::{DraftLogits, HeadDrafter};
