@@ -94,15 +94,6 @@ struct Choice {
     logits: Vec<f32>,
 }
 
-/// A draft with the logits from which it was taken.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ScoredDraft {
-    /// The token.
-    pub id: u32,
-    /// The draft model's logits, `[n_vocab of the target]`; negative infinity for the tokens that it lacks.
-    pub logits: Vec<f32>,
-}
-
 impl DraftModel {
     /// Sets up a forward pass of `draft` with the sequences of `engine`, as many as the target has.
     ///
@@ -148,22 +139,30 @@ impl DraftModel {
         Self { pass, map, n_vocab: target.spec().n_vocab, options, sequences, copies }
     }
 
-    /// The proposal for one sequence, each draft with the logits from which it was taken.
+    /// [`propose`](Drafter::propose), which also calls `logits(request, draft, row)` for each draft with the logits from which it
+    /// was taken, `[n_vocab of the target]`: negative infinity for the tokens that the draft model lacks.
     ///
     /// # Errors
-    /// As [`propose`](Drafter::propose).
-    pub fn propose_with_logits(&mut self, request: DraftRequest<'_>) -> Result<Vec<ScoredDraft>, ForwardError> {
-        let proposals = self.draft(&[request], OutputKind::Logits)?;
-        let scored = |(id, choice): (u32, Choice)| {
-            let mut logits = vec![f32::NEG_INFINITY; self.n_vocab];
-            for (token, &logit) in (0..).zip(&choice.logits) {
-                if let Some(place) = self.map.to_target(token).and_then(|id| logits.get_mut(id as usize)) {
-                    *place = place.max(logit);
+    /// As of [`propose`](Drafter::propose).
+    pub fn propose_with_logits(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        logits: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Result<Vec<Vec<u32>>, ForwardError> {
+        let proposals = self.draft(requests, OutputKind::Logits)?;
+        let mut row = vec![f32::NEG_INFINITY; self.n_vocab];
+        for (request, drafts) in proposals.iter().enumerate() {
+            for (draft, (_, choice)) in drafts.iter().enumerate() {
+                row.fill(f32::NEG_INFINITY);
+                for (token, &logit) in (0..).zip(&choice.logits) {
+                    if let Some(place) = self.map.to_target(token).and_then(|id| row.get_mut(id as usize)) {
+                        *place = place.max(logit);
+                    }
                 }
+                logits(request, draft, &row);
             }
-            ScoredDraft { id, logits }
-        };
-        Ok(proposals.into_iter().flatten().map(scored).collect())
+        }
+        Ok(ids(proposals))
     }
 
     /// The drafts for each request with what the draft model chose, from results of kind `kind`.
@@ -274,8 +273,7 @@ impl Drafter for DraftModel {
             None => OutputKind::Ids,
             Some(_) => OutputKind::TopK(N_CANDIDATES),
         };
-        let drafts = self.draft(requests, kind)?;
-        Ok(drafts.into_iter().map(|drafts| drafts.into_iter().map(|(id, _)| id).collect()).collect())
+        self.draft(requests, kind).map(ids)
     }
 
     fn memory_use(&self) -> MemoryUse {
@@ -304,6 +302,11 @@ impl DraftSequence {
         size_of::<u32>() * (self.ids.capacity() + self.tokens.capacity() + self.evaluated.capacity())
             + size_of::<usize>() * self.ends.capacity()
     }
+}
+
+/// The target's tokens of all proposals.
+fn ids(proposals: Vec<Vec<(u32, Choice)>>) -> Vec<Vec<u32>> {
+    proposals.into_iter().map(|drafts| drafts.into_iter().map(|(id, _)| id).collect()).collect()
 }
 
 /// Whether a model has recurrent layers.

@@ -11,6 +11,6 @@ mod head_sequence;
 mod heads;
 mod token_map;
 
-pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions, ScoredDraft};
+pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions};
 pub use drafter::{DraftRequest, Drafter, Evaluated};
 pub use heads::{DraftLogits, HeadDrafter};

@@ -199,3 +199,108 @@ fn is_byte(tokenizer: &Tokenizer, id: u32) -> bool {
     let text = tokenizer.token_text(id).unwrap_or_default();
     text.len() == "<0x0A>".len() && text.starts_with("<0x") && text.ends_with('>')
 }
+
+#[cfg(test)]
+mod tests {
+    use metal_attention_gguf::{GgufFile, Metadata, StringArray};
+    use metal_attention_tokenizer::TokenizerOptions;
+
+    use super::*;
+
+    fn cut(name: &str) -> Tokenizer {
+        let file = GgufFile::from_bytes(&metal_attention_testing::vocabulary::bytes(name)).unwrap();
+        Tokenizer::from_metadata(file.metadata(), &TokenizerOptions::default()).unwrap()
+    }
+
+    /// The vocabulary of a model that spells the blank "▁", with BOS and EOS before `tokens`.
+    fn of_tokens(tokens: &[&str], add_bos: bool) -> Tokenizer {
+        let texts: StringArray = ["<unk>", "<s>", "</s>"].iter().chain(tokens).map(|&text| text.to_owned()).collect();
+        let types: Vec<i32> =
+            [2, 3, 3].into_iter().chain(tokens.iter().map(|text| if text.starts_with("<|") { 3 } else { 1 })).collect();
+        let mut metadata = Metadata::new();
+        metadata.set("tokenizer.ggml.model", "llama");
+        metadata.set(
+            "tokenizer.ggml.scores",
+            metal_attention_gguf::Value::Array(metal_attention_gguf::Array::F32(vec![0.0; types.len()])),
+        );
+        metadata.set("tokenizer.ggml.tokens", texts);
+        metadata.set("tokenizer.ggml.token_type", types);
+        metadata.set("tokenizer.ggml.add_bos_token", add_bos);
+        Tokenizer::from_metadata(&metadata, &TokenizerOptions::default()).unwrap()
+    }
+
+    fn in_draft(map: &TokenMap, ids: &[u32]) -> Vec<u32> {
+        let mut out = Vec::new();
+        for (i, &id) in ids.iter().enumerate() {
+            map.to_draft(id, i == 0, &mut out);
+        }
+        out
+    }
+
+    #[test]
+    fn equal_vocabularies_share_their_ids() {
+        let tokens = of_tokens(&["a", "b"], true);
+        let map = TokenMap::new(&tokens, &of_tokens(&["a", "b"], true)).unwrap();
+        assert!(matches!(map, TokenMap::Same { n_vocab: 5 }));
+        assert_eq!(in_draft(&map, &[3, 1, 4]), [3, 1, 4], "BOS is not added");
+        assert_eq!((map.to_target(4), map.to_target(5), map.bytes()), (Some(4), None, 0));
+        // One more token: nothing but that differs.
+        let map = TokenMap::new(&tokens, &of_tokens(&["a", "b", "c"], true)).unwrap();
+        assert_eq!(in_draft(&map, &[1, 3, 4]), [1, 3, 4]);
+        assert_eq!((map.to_target(4), map.to_target(5)), (Some(4), None));
+    }
+
+    #[test]
+    fn tokens_correspond_by_text_kind_and_role() {
+        let target = of_tokens(&["▁ab", "b", "a", "<|user|>", "<|end|>", "abc", "z"], true);
+        let draft = of_tokens(&["a", "b", "▁ab", "c", "<|end|>", "▁"], true);
+        let map = TokenMap::new(&target, &draft).unwrap();
+        // BOS and EOS; "▁ab", "b" and "a"; no "<|user|>"; "<|end|>"; "abc" divided; no "z".
+        let ids = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+        assert_eq!(in_draft(&map, &ids), [1, 2, 5, 4, 3, 7, 3, 4, 6]);
+        let back: Vec<_> = (0..9).map(|id| map.to_target(id)).collect();
+        assert_eq!(back, [Some(0), Some(1), Some(2), Some(5), Some(4), Some(3), None, Some(7), None]);
+        // The draft model's texts begin with BOS, whether the target's do or not.
+        assert_eq!(in_draft(&map, &[5, 5]), [1, 3, 3]);
+        assert_eq!(in_draft(&TokenMap::new(&target, &of_tokens(&["b", "a"], false)).unwrap(), &[5, 5]), [4, 4]);
+        assert_eq!((in_draft(&map, &[99]), map.to_target(99)), (vec![1], None), "no such token");
+    }
+
+    #[test]
+    fn a_token_that_is_divided_keeps_its_bytes() {
+        let names = ["gpt-2-cut.gguf", "llama-bpe-cut.gguf", "llama-spm-cut.gguf", "gemma-4-cut.gguf", "rwkv-cut.gguf"];
+        let mut n_divided = Vec::new();
+        for name in names {
+            let (target, draft) = (cut(name), cut("llama-spm-cut.gguf"));
+            let map = TokenMap::new(&target, &draft).unwrap();
+            let mut n = 0;
+            for id in 0..target.n_vocab() as u32 {
+                let mut ids = Vec::new();
+                map.to_draft(id, false, &mut ids);
+                n += usize::from(ids.len() > 1);
+                let bytes: Vec<u8> = ids.iter().flat_map(|&id| draft.token_bytes(id)).copied().collect();
+                assert_eq!(bytes, target.token_bytes(id), "{name}: {:?} is {ids:?}", target.token_text(id));
+                if let [one] = ids[..]
+                    && !target.is_control(id)
+                {
+                    let back = map.to_target(one).expect("the token itself or one of the same text");
+                    assert_eq!(target.token_bytes(back), target.token_bytes(id), "{name}: {id}");
+                }
+            }
+            n_divided.push(n);
+        }
+        assert_eq!(n_divided, [2583, 2205, 0, 2180, 2935]);
+    }
+
+    #[test]
+    fn vocabularies_without_common_tokens_are_refused() {
+        let (target, draft) = (of_tokens(&["a", "b", "c"], true), of_tokens(&["x", "y"], true));
+        let error = TokenMap::new(&target, &draft).unwrap_err();
+        assert!(matches!(error, DraftModelError::OtherVocabulary { n_shared: 0, n_target: 3, n_draft: 2 }), "{error}");
+        assert_eq!(
+            error.to_string(),
+            "the draft model's vocabulary is another one: only 0 tokens have the same text, of 2 in the draft model and 3 in the \
+             model, so that its drafts could not hold: use a smaller model of the same family"
+        );
+    }
+}
