@@ -3,7 +3,7 @@
 use metal_attention_model::{BatchToken, ModelSpec, OutputKind, Outputs, PAGE, TopK, highest};
 
 use super::token_map::TokenMap;
-use super::{DraftRequest, Drafter};
+use super::{DraftLogits, DraftRequest, Drafter};
 use crate::{EngineOptions, Error, ForwardError, ForwardPass, MemoryUse, Model};
 
 /// The length of the lists among which the probability of a draft is taken: [`DraftModelOptions::p_min`].
@@ -139,15 +139,15 @@ impl DraftModel {
         Self { pass, map, n_vocab: target.spec().n_vocab, options, sequences, copies }
     }
 
-    /// [`propose`](Drafter::propose), which also calls `logits(request, draft, row)` for each draft with the logits from which it
-    /// was taken, `[n_vocab of the target]`: negative infinity for the tokens that the draft model lacks.
+    /// [`propose`](Drafter::propose), which also passes on the logits from which each draft is taken, `[n_vocab of the target]`:
+    /// negative infinity for the tokens that the draft model lacks.
     ///
     /// # Errors
     /// As of [`propose`](Drafter::propose).
     pub fn propose_with_logits(
         &mut self,
         requests: &[DraftRequest<'_>],
-        logits: &mut dyn FnMut(usize, usize, &[f32]),
+        logits: DraftLogits<'_>,
     ) -> Result<Vec<Vec<u32>>, ForwardError> {
         let proposals = self.draft(requests, OutputKind::Logits)?;
         let mut row = vec![f32::NEG_INFINITY; self.n_vocab];
@@ -274,6 +274,13 @@ impl Drafter for DraftModel {
             Some(_) => OutputKind::TopK(N_CANDIDATES),
         };
         self.draft(requests, kind).map(ids)
+    }
+
+    fn forget(&mut self, seq: usize) {
+        if let Some(sequence) = self.sequences.get_mut(seq) {
+            *sequence = DraftSequence::default();
+            self.pass.rewind(seq, 0);
+        }
     }
 
     fn memory_use(&self) -> MemoryUse {

@@ -258,6 +258,9 @@ fn sequences_without_a_request_give_up_their_pages() {
         assert_eq!(propose(&mut drafter, seq, &case.tokens, 4), case.drafts, "sequence {seq}");
     }
     assert_eq!(steps.take(), [7, 1, 1, 1].repeat(4));
+    drafter.forget(1);
+    assert_eq!(propose(&mut drafter, 1, &case.tokens, 4), case.drafts);
+    assert_eq!(steps.take(), [7, 1, 1, 1], "nothing was kept");
     let all: Vec<_> = (0..3).map(|seq| DraftRequest { seq, ids: &case.tokens, n: 1 }).collect();
     assert!(matches!(drafter.propose(&all).unwrap_err(), ForwardError::OutOfPages { .. }));
 }
