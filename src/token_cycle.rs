@@ -2,7 +2,8 @@
 //!
 //! Each token has a random vector. The embedding table has it as the token's row, the layers change it little, and the output
 //! matrix has it as the row of the token that follows: that row's logit is the highest by far. A draft model has the vectors of
-//! other tokens in some rows of the embedding table, and follows the model everywhere else.
+//! other tokens in some rows of the embedding table, and follows the model everywhere else. So has a prediction head, in a table
+//! of its own; it passes the token's embedding on to its layer, and multiplies the model's state by zeros.
 
 use metal_attention::Error;
 use metal_attention::gguf::Metadata;
@@ -25,13 +26,16 @@ const LOGIT: f32 = 20.0;
 pub struct TokenCycle {
     /// The ordinary tokens, ascending.
     members: Vec<u32>,
-    /// For each of them, whether the model chooses the token that follows in the order.
+    /// For each of them, whether the drafter chooses the token that follows in the order.
     agrees: Vec<bool>,
+    /// Whether the drafter is a prediction head, and not the model.
+    heads: bool,
 }
 
 impl TokenCycle {
-    /// The order of the vocabulary in `metadata`, which the model follows after the part `agree` of the tokens.
-    pub fn new(metadata: &Metadata, agree: f64) -> Result<Self, CliError> {
+    /// The order of the vocabulary in `metadata`, which the model follows after the part `agree` of the tokens; with `heads` the
+    /// model follows it after all of them, and its prediction heads after that part.
+    pub fn new(metadata: &Metadata, agree: f64, heads: bool) -> Result<Self, CliError> {
         let tokenizer = Tokenizer::from_metadata(metadata, &TokenizerOptions::default()).map_err(Error::from)?;
         let types = metadata.i32s("tokenizer.ggml.token_type").map_err(Error::from)?;
         let normal = |id: u32| types.as_ref().is_none_or(|types| types.get(id as usize) == Some(&TOKEN_NORMAL));
@@ -50,7 +54,7 @@ impl TokenCycle {
         let n_agree = (agree * n as f64).round() as usize;
         let mut agrees = vec![false; n];
         order.iter().take(n_agree).for_each(|&i| agrees[i] = true);
-        Ok(Self { members, agrees })
+        Ok(Self { members, agrees, heads })
     }
 
     /// The place of a token in the order. Tokens that are not in it have that of one that is.
@@ -58,10 +62,10 @@ impl TokenCycle {
         self.members.binary_search(&(id as u32)).unwrap_or(id % self.members.len())
     }
 
-    /// The token whose vector is the row of token `id` in the embedding table.
-    fn embedded(&self, id: usize) -> usize {
+    /// The token whose vector is the row of token `id` in the embedding table, of the drafter or of a model that always agrees.
+    fn embedded(&self, id: usize, drafts: bool) -> usize {
         let (n, place) = (self.members.len(), self.place(id));
-        let place = if self.agrees[place] { place } else { (place + n / 2) % n };
+        let place = if !drafts || self.agrees[place] { place } else { (place + n / 2) % n };
         self.members[place] as usize
     }
 
@@ -75,38 +79,59 @@ impl TokenCycle {
     }
 }
 
+/// What the rows of a tensor are.
+#[derive(Clone, Copy)]
+enum Rows {
+    /// The embedding table, of the drafter or of a model that always agrees.
+    Embedding { drafts: bool },
+    /// The output matrix.
+    Output,
+    /// What joins a token's embedding with the state in a prediction head: the unit matrix and zeros.
+    FirstHalf,
+}
+
 /// The rows of a tensor: the vectors of tokens.
 pub struct TokenRows<'a> {
     cycle: &'a TokenCycle,
-    /// Whether it is the output matrix, else the embedding table.
-    is_output: bool,
+    rows: Rows,
     /// The length of a row.
-    n_embd: usize,
+    n_row: usize,
     /// The generator of the vectors, before that of token 0.
     generator: RandomWeights,
 }
 
 impl<'a> TokenRows<'a> {
-    /// The rows of the tensor `name` with rows of `n_embd` elements, in a model made from `seed`; `None` for other tensors than
-    /// the embedding table and the output matrix.
-    pub fn of(cycle: &'a TokenCycle, name: &str, n_embd: usize, seed: u64) -> Option<Self> {
-        let is_output = match name {
-            "token_embd.weight" => false,
-            "output.weight" => true,
+    /// The rows of the tensor `name` with rows of `n_row` elements, in a model made from `seed`; `None` for other tensors than
+    /// embedding tables, the output matrix, and those that join tokens with states.
+    pub fn of(cycle: &'a TokenCycle, name: &str, n_row: usize, seed: u64) -> Option<Self> {
+        let rows = match name {
+            "token_embd.weight" => Rows::Embedding { drafts: !cycle.heads },
+            "output.weight" => Rows::Output,
+            _ if name.ends_with("nextn.embed_tokens.weight") => Rows::Embedding { drafts: true },
+            _ if name.ends_with("nextn.eh_proj.weight") => Rows::FirstHalf,
             _ => return None,
         };
-        Some(Self { cycle, is_output, n_embd, generator: RandomWeights::new(seed, usize::MAX) })
+        Some(Self { cycle, rows, n_row, generator: RandomWeights::new(seed, usize::MAX) })
     }
 
     /// Fills `out` with the elements from number `from` on.
     pub fn fill(&self, from: usize, out: &mut [f32]) {
-        let std = if self.is_output { LOGIT / self.n_embd as f32 } else { 1.0 };
         let mut done = 0;
         while done < out.len() {
-            let (row, column) = ((from + done) / self.n_embd, (from + done) % self.n_embd);
-            let n = (self.n_embd - column).min(out.len() - done);
-            let token = if self.is_output { self.cycle.before(row) } else { self.cycle.embedded(row) };
-            self.generator.clone().skip(token * self.n_embd + column).fill(&mut out[done..done + n], 0.0, std);
+            let (row, column) = ((from + done) / self.n_row, (from + done) % self.n_row);
+            let n = (self.n_row - column).min(out.len() - done);
+            let out = &mut out[done..done + n];
+            let vector = |token: usize| self.generator.clone().skip(token * self.n_row + column);
+            match self.rows {
+                Rows::Embedding { drafts } => vector(self.cycle.embedded(row, drafts)).fill(out, 0.0, 1.0),
+                Rows::Output => vector(self.cycle.before(row)).fill(out, 0.0, LOGIT / self.n_row as f32),
+                Rows::FirstHalf => {
+                    out.fill(0.0);
+                    if let Some(one) = row.checked_sub(column).and_then(|i| out.get_mut(i)) {
+                        *one = 1.0;
+                    }
+                }
+            }
             done += n;
         }
     }

@@ -58,6 +58,7 @@ Examples:
   metal-attention synth smolvlm-500m -o smolvlm.gguf --mmproj mmproj-smolvlm.gguf
   metal-attention synth llama-3.1-8b --mtp-agree 1 -o target.gguf
   metal-attention synth llama-3.2-1b --mtp-agree 0.7 -o draft.gguf
+  metal-attention synth custom --arch qwen35 --mtp-heads 1 --mtp-agree 0.7 -o heads.gguf
   metal-attention synth custom --arch gemma3 --set attention.sliding_window=64 -o windows.gguf
   metal-attention synth custom --arch qwen3 --n-layer 8 --n-embd 1024 --n-head 16 --n-ff 3072 -o small.gguf";
 
@@ -99,10 +100,15 @@ pub struct Args {
 
     /// Weights with which the next token is known: after each ordinary token of the vocabulary comes the next one, after the last
     /// one the first. P, from 0 to 1, is the part of the tokens after which the model follows this order. A model with 1 and one of
-    /// the same vocabulary with less are a target and a draft model, of which the part P of the drafts holds. The output matrix
-    /// is a tensor of its own
+    /// the same vocabulary with less are a target and a draft model, of which the part P of the drafts holds. A model with --mtp-heads
+    /// always follows the order, and P is for its heads, which get embedding tables of their own. The output matrix is a tensor
+    /// of its own
     #[arg(long, value_name = "P", value_parser = part, conflicts_with = "tied")]
     mtp_agree: Option<f64>,
+
+    /// Prediction heads (multi-token prediction) behind the last layer, in architectures that have them, e.g. qwen35
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    mtp_heads: usize,
 
     #[command(flatten)]
     sizes: SizeArgs,
@@ -156,15 +162,29 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     shape.tied &= args.mtp_agree.is_none();
     let pictures = args.mmproj.as_deref().map(|file| Ok::<_, CliError>((file, picture_shape(args)?))).transpose()?;
     let mut metadata = shape.metadata();
+    if args.mtp_heads > 0 {
+        let key = |key: &str| format!("{}.{key}", shape.architecture);
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        metadata.set(key("block_count"), number(shape.n_layer.saturating_add(args.mtp_heads)));
+        metadata.set(key("nextn_predict_layers"), number(args.mtp_heads));
+    }
     for (key, value) in &args.set {
         metadata.set(format!("{}.{key}", shape.architecture), value.clone());
     }
     let n_vocab = add_vocabulary(&mut metadata, args, shape.n_vocab, pictures.as_ref().map(|(_, pictures)| pictures))?;
     metadata.set(format!("{}.vocab_size", shape.architecture), u32::try_from(n_vocab).unwrap_or(u32::MAX));
-    let spec =
-        ModelSpec::from_metadata(&metadata).map_err(|e| CliError::Usage(format!("these sizes make no model: {e}")))?;
+    let no_model = |e| CliError::Usage(format!("these sizes make no model: {e}"));
+    let spec = ModelSpec::from_metadata(&metadata).map_err(no_model)?;
 
-    let specs = shape.tensors(&spec);
+    let mut specs = shape.tensors(&spec);
+    for head in ModelSpec::heads_from_metadata(&metadata).map_err(no_model)? {
+        let block = format!("blk.{}.", head.first_block);
+        specs.extend(shape.tensors(&head).into_iter().filter(|tensor| tensor.name.starts_with(&block)));
+        if args.mtp_agree.is_some() {
+            let name = format!("{block}nextn.embed_tokens.weight");
+            specs.push(TensorSpec { name, shape: vec![head.n_embd, n_vocab], required: false });
+        }
+    }
     let declare = |tensor: &TensorSpec| TensorDecl {
         name: tensor.name.clone(),
         shape: tensor.shape.clone(),
@@ -173,7 +193,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut tensors: Vec<_> = specs.iter().map(declare).collect();
     args.types.apply(args.recipe, false, &mut metadata, &mut tensors);
 
-    let cycle = args.mtp_agree.map(|agree| cycle(&metadata, &tensors, agree)).transpose()?;
+    let cycle = args.mtp_agree.map(|agree| cycle(&metadata, &tensors, agree, args.mtp_heads > 0)).transpose()?;
     let total = tensors.iter().try_fold(0usize, |total, tensor| total.checked_add(n_elements(tensor)));
     let too_many = || CliError::Usage("these sizes make no model: it has more parameters than can be counted".into());
     total.ok_or_else(too_many)?;
@@ -204,13 +224,13 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 }
 
 /// The order of tokens of [`Args::mtp_agree`]. An error if the model has no output matrix of its own.
-fn cycle(metadata: &Metadata, tensors: &[TensorDecl], agree: f64) -> Result<TokenCycle, CliError> {
+fn cycle(metadata: &Metadata, tensors: &[TensorDecl], agree: f64, heads: bool) -> Result<TokenCycle, CliError> {
     if !tensors.iter().any(|tensor| tensor.name == "output.weight") {
         return Err(CliError::Usage(
             "--mtp-agree needs an output matrix of its own, and this architecture has none: use another shape".into(),
         ));
     }
-    TokenCycle::new(metadata, agree)
+    TokenCycle::new(metadata, agree, heads)
 }
 
 /// The elements of a tensor.

@@ -147,3 +147,36 @@ fn a_synthesised_draft_model_agrees_with_the_part_of_the_tokens() {
         assert!(stderr(&output).contains(problem), "{args:?}: {}", stderr(&output));
     }
 }
+
+#[test]
+fn synthesised_heads_agree_as_stated() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("m.gguf");
+    let path = file.to_str().unwrap();
+    let heads = |part: &str, more: &[&str]| {
+        stdout(run(&[&["synth", "custom", "--n-vocab", "512", "--mtp-agree", part, "-o", path], more].concat()));
+    };
+    let draft = |id: u32| {
+        let id = format!("1,300,{id}");
+        stdout(run(&["draft", "-m", path, "--tokens", &id, "-n", "3", "--device", "cpu"])).trim().to_owned()
+    };
+    for (architecture, n) in [
+        ("deepseek2", "1"),
+        ("glm4moe", "1"),
+        ("hy_v3", "1"),
+        ("nemotron_h_moe", "1"),
+        ("qwen35", "1"),
+        ("qwen35moe", "1"),
+        ("qwen3next", "1"),
+        ("step35", "3"),
+    ] {
+        heads("1", &["--arch", architecture, "--mtp-heads", n]);
+        assert_eq!(draft(400), "401,402,403", "{architecture}");
+        // As after the token 126 places on.
+        heads("0", &["--arch", architecture, "--mtp-heads", n]);
+        assert_eq!(draft(300), "427,301,428", "{architecture}");
+        assert_eq!(choices(&file, &[1, 300, 301, 511]), [261, 301, 302, 259], "{architecture}: the model itself");
+    }
+    let output = run(&["synth", "custom", "--mtp-heads", "1", "-o", path]);
+    assert!(stderr(&output).contains("the prediction heads of this architecture are not implemented"));
+}
