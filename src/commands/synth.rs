@@ -108,7 +108,7 @@ pub struct Args {
 
     /// Prediction heads (multi-token prediction) behind the last layer, in architectures that have them, e.g. qwen35
     #[arg(long, value_name = "N", default_value_t = 0)]
-    mtp_heads: usize,
+    mtp_heads: u8,
 
     #[command(flatten)]
     sizes: SizeArgs,
@@ -163,10 +163,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let pictures = args.mmproj.as_deref().map(|file| Ok::<_, CliError>((file, picture_shape(args)?))).transpose()?;
     let mut metadata = shape.metadata();
     if args.mtp_heads > 0 {
-        let key = |key: &str| format!("{}.{key}", shape.architecture);
-        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        metadata.set(key("block_count"), number(shape.n_layer.saturating_add(args.mtp_heads)));
-        metadata.set(key("nextn_predict_layers"), number(args.mtp_heads));
+        add_heads(&mut metadata, &shape, args.mtp_heads);
     }
     for (key, value) in &args.set {
         metadata.set(format!("{}.{key}", shape.architecture), value.clone());
@@ -221,6 +218,23 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         write_file(file, &metadata, &tensors, args.seed, |tensor| Elements::Random(of_pictures(tensor)))?;
     }
     Ok(())
+}
+
+/// Adds the blocks of `n` prediction heads to the metadata of `shape`. Lists with a number for each layer get the largest for them,
+/// so that a head has each of the parts.
+fn add_heads(metadata: &mut Metadata, shape: &ModelShape, n: u8) {
+    let by_layer = |(key, value): (&str, &Value)| match value {
+        Value::Array(Array::U32(list)) if list.len() == shape.n_layer => Some((key.to_owned(), list.clone())),
+        _ => None,
+    };
+    for (key, mut list) in metadata.iter().filter_map(by_layer).collect::<Vec<_>>() {
+        let largest = list.iter().max().copied().unwrap_or(0);
+        list.resize(shape.n_layer + usize::from(n), largest);
+        metadata.set(key, list);
+    }
+    let n_block = shape.n_layer.saturating_add(n.into());
+    metadata.set(format!("{}.block_count", shape.architecture), u32::try_from(n_block).unwrap_or(u32::MAX));
+    metadata.set(format!("{}.nextn_predict_layers", shape.architecture), u32::from(n));
 }
 
 /// The order of tokens of [`Args::mtp_agree`]. An error if the model has no output matrix of its own.
