@@ -46,6 +46,7 @@ mod terminal;
 mod termination;
 mod text_input;
 mod threads;
+mod token_cycle;
 mod token_ids;
 mod token_input;
 mod units;

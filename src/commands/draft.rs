@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use metal_attention::backends::BackendPass;
-use metal_attention::speculation::{DraftRequest, Drafter, Evaluated, HeadDrafter};
+use metal_attention::speculation::{DraftModel, DraftModelOptions, DraftRequest, Drafter, Evaluated, HeadDrafter};
 use metal_attention::{BatchToken, Error, HiddenRequest, Model, OutputKind, TracedTokens};
 
 use crate::cli_error::CliError;
@@ -18,11 +18,12 @@ use crate::token_input::TokensArgs;
 
 const AFTER_HELP: &str = "\
 The model evaluates all tokens but the last one. Then the drafter proposes the tokens that follow the last one, each the \
-likeliest by its own logits; what the model itself would choose does not matter. The drafter is the prediction head (multi-token \
-prediction, MTP) in the model's file. Fewer tokens than -n are proposed if the drafter has a limit.
+likeliest by its own logits; what the model itself would choose does not matter. The drafter is the model of --draft, or else the \
+prediction head (multi-token prediction, MTP) in the model's file. Fewer tokens than -n are proposed if the drafter has a limit.
 
 Examples:
   metal-attention draft -m model.gguf -p \"Once upon a time\" -n 3
+  metal-attention draft -m model.gguf --draft small.gguf -p \"Once upon a time\" -n 3
   metal-attention draft -m model.gguf --tokens 1,403,407 -n 4 --json
   metal-attention draft -m model.gguf --tokens 1,403,407 -n 4 -o logits.npy";
 
@@ -32,6 +33,11 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+
+    /// A smaller model that proposes the tokens: its file or name as of -m. It may have another vocabulary; tokens then correspond by
+    /// their texts, and the logits of those that it lacks are -inf
+    #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    draft: Option<PathBuf>,
 
     #[command(flatten)]
     tokens: TokensArgs,
@@ -64,20 +70,10 @@ struct Proposal {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let model = args.model.open()?;
     let ids = args.tokens.read(&args.model, &model)?;
-    let loading = ProgressLine::spinner("loading the model");
-    let mut options = args.engine.options(&model);
-    options.n_ctx.get_or_insert(ids.len() + args.n);
-    loading.weigh(model.gguf().tensor_bytes());
-    let mut pass = model.backend(&options)?;
-    let drafter = HeadDrafter::beside(&model, &*pass, &options)?;
-    drop(loading);
-    let mut drafter = drafter.ok_or_else(|| {
-        let why =
-            "the file has no prediction head (multi-token prediction) that could propose tokens: use a model with one";
-        CliError::Usage(why.into())
-    })?;
-    let _ctrl_c = interrupt::cancel_on_ctrl_c();
-    let proposal = propose(&model, &mut *pass, &mut drafter, &ids, args.n)?;
+    let proposal = match &args.draft {
+        Some(draft) => of_draft_model(args, &model, &args.model.of_file(draft.clone()), &ids)?,
+        None => of_heads(args, &model, &ids)?,
+    };
     if let Some(path) = &args.output {
         let failed = |source| CliError::Write { to: path.display().to_string(), source };
         let mut out = OutputFile::create(path)?;
@@ -86,6 +82,42 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         out.commit()?;
     }
     print(&proposal.ids, args.json).map_err(CliError::stdout)
+}
+
+/// What the prediction heads in the model's file propose.
+fn of_heads(args: &Args, model: &Model, ids: &[u32]) -> Result<Proposal, CliError> {
+    let loading = ProgressLine::spinner("loading the model");
+    let mut options = args.engine.options(model);
+    options.n_ctx.get_or_insert(ids.len() + args.n);
+    loading.weigh(model.gguf().tensor_bytes());
+    let mut pass = model.backend(&options)?;
+    let drafter = HeadDrafter::beside(model, &*pass, &options)?;
+    drop(loading);
+    let mut drafter = drafter.ok_or_else(|| {
+        let why =
+            "the file has no prediction head (multi-token prediction) that could propose tokens: use a model with one";
+        CliError::Usage(why.into())
+    })?;
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    propose(model, &mut *pass, &mut drafter, ids, args.n)
+}
+
+/// What a draft model proposes. The model itself evaluates nothing, as a draft model reads tokens alone.
+fn of_draft_model(args: &Args, model: &Model, draft: &ModelArgs, ids: &[u32]) -> Result<Proposal, CliError> {
+    let draft = draft.open()?;
+    let loading = ProgressLine::spinner("loading the draft model");
+    let mut options = args.engine.options(&draft);
+    // A token of the model may be several of the draft model.
+    options.n_ctx.get_or_insert(draft.spec().n_ctx_train.min(8 * ids.len() + args.n));
+    loading.weigh(draft.gguf().tensor_bytes());
+    let mut drafter = DraftModel::new(model, &draft, &options, DraftModelOptions::default())?;
+    drop(loading);
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    let mut logits = Vec::new();
+    let mut keep = |_request: usize, _draft: usize, row: &[f32]| logits.extend_from_slice(row);
+    let request = DraftRequest { seq: 0, ids, n: args.n };
+    let drafts = drafter.propose_with_logits(&[request], &mut keep).map_err(Error::from)?;
+    Ok(Proposal { ids: drafts.concat(), logits })
 }
 
 /// Evaluates all of `ids` but the last one with the model, and lets the heads propose `n` tokens.

@@ -23,6 +23,7 @@ use crate::progress::ProgressLine;
 use crate::random_weights::RandomWeights;
 use crate::tensor_types::{self, TypeArgs};
 use crate::threads::map_on_threads;
+use crate::token_cycle::{self, TOKEN_NORMAL, TokenCycle, TokenRows};
 use crate::units;
 
 /// The number of elements that a thread quantises at a time; a multiple of every block length.
@@ -30,9 +31,6 @@ const CHUNK: usize = 1 << 16;
 
 /// The largest number of unused tokens that are added to a vocabulary.
 const MAX_FILL: usize = 1 << 24;
-
-/// The value of `tokenizer.ggml.token_type` of ordinary tokens.
-const TOKEN_NORMAL: i32 = 1;
 
 /// The value of `tokenizer.ggml.token_type` of special tokens.
 const TOKEN_CONTROL: i32 = 3;
@@ -58,6 +56,9 @@ Examples:
   metal-attention synth smollm-135m --type q4_0 -o smollm.gguf
   metal-attention synth llama-3.2-1b --type q4_k_m -o llama.gguf
   metal-attention synth smolvlm-500m -o smolvlm.gguf --mmproj mmproj-smolvlm.gguf
+  metal-attention synth llama-3.1-8b --mtp-agree 1 -o target.gguf
+  metal-attention synth llama-3.2-1b --mtp-agree 0.7 -o draft.gguf
+  metal-attention synth custom --arch qwen35 --mtp-heads 1 --mtp-agree 0.7 -o heads.gguf
   metal-attention synth custom --arch gemma3 --set attention.sliding_window=64 -o windows.gguf
   metal-attention synth custom --arch qwen3 --n-layer 8 --n-embd 1024 --n-head 16 --n-ff 3072 -o small.gguf";
 
@@ -96,6 +97,18 @@ pub struct Args {
     /// these; anything else is a string
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value)]
     set: Vec<(String, Value)>,
+
+    /// Weights with which the next token is known: after each ordinary token of the vocabulary comes the next one, after the last
+    /// one the first. P, from 0 to 1, is the part of the tokens after which the model follows this order. A model with 1 and one of
+    /// the same vocabulary with less are a target and a draft model, of which the part P of the drafts holds. A model with --mtp-heads
+    /// always follows the order, and P is for its heads, which get embedding tables of their own. The output matrix is a tensor
+    /// of its own
+    #[arg(long, value_name = "P", value_parser = part, conflicts_with = "tied")]
+    mtp_agree: Option<f64>,
+
+    /// Prediction heads (multi-token prediction) behind the last layer, in architectures that have them, e.g. qwen35
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    mtp_heads: u8,
 
     #[command(flatten)]
     sizes: SizeArgs,
@@ -145,18 +158,30 @@ struct SizeArgs {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let shape = shape(&args.shape, &args.sizes);
+    let mut shape = shape(&args.shape, &args.sizes);
+    shape.tied &= args.mtp_agree.is_none();
     let pictures = args.mmproj.as_deref().map(|file| Ok::<_, CliError>((file, picture_shape(args)?))).transpose()?;
     let mut metadata = shape.metadata();
+    if args.mtp_heads > 0 {
+        add_heads(&mut metadata, &shape, args.mtp_heads);
+    }
     for (key, value) in &args.set {
         metadata.set(format!("{}.{key}", shape.architecture), value.clone());
     }
     let n_vocab = add_vocabulary(&mut metadata, args, shape.n_vocab, pictures.as_ref().map(|(_, pictures)| pictures))?;
     metadata.set(format!("{}.vocab_size", shape.architecture), u32::try_from(n_vocab).unwrap_or(u32::MAX));
-    let spec =
-        ModelSpec::from_metadata(&metadata).map_err(|e| CliError::Usage(format!("these sizes make no model: {e}")))?;
+    let no_model = |e| CliError::Usage(format!("these sizes make no model: {e}"));
+    let spec = ModelSpec::from_metadata(&metadata).map_err(no_model)?;
 
-    let specs = shape.tensors(&spec);
+    let mut specs = shape.tensors(&spec);
+    for head in ModelSpec::heads_from_metadata(&metadata).map_err(no_model)? {
+        let block = format!("blk.{}.", head.first_block);
+        specs.extend(shape.tensors(&head).into_iter().filter(|tensor| tensor.name.starts_with(&block)));
+        if args.mtp_agree.is_some() {
+            let name = format!("{block}nextn.embed_tokens.weight");
+            specs.push(TensorSpec { name, shape: vec![head.n_embd, n_vocab], required: false });
+        }
+    }
     let declare = |tensor: &TensorSpec| TensorDecl {
         name: tensor.name.clone(),
         shape: tensor.shape.clone(),
@@ -165,12 +190,22 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut tensors: Vec<_> = specs.iter().map(declare).collect();
     args.types.apply(args.recipe, false, &mut metadata, &mut tensors);
 
+    let cycle = args.mtp_agree.map(|agree| cycle(&metadata, &tensors, agree, args.mtp_heads > 0)).transpose()?;
     let total = tensors.iter().try_fold(0usize, |total, tensor| total.checked_add(n_elements(tensor)));
     let too_many = || CliError::Usage("these sizes make no model: it has more parameters than can be counted".into());
     total.ok_or_else(too_many)?;
     // After Ctrl-C no file is left behind.
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
     write_file(&args.output, &metadata, &tensors, args.seed, |tensor| {
+        if let Some(cycle) = &cycle {
+            if let Some(rows) = TokenRows::of(cycle, &tensor.name, tensor.shape[0], args.seed) {
+                return Elements::Rows(rows);
+            }
+            if token_cycle::adds_to_residual_stream(&tensor.name) {
+                let (mean, std) = distribution(tensor);
+                return Elements::Random((mean * token_cycle::OF_LAYERS, std * token_cycle::OF_LAYERS));
+            }
+        }
         match (tensor.name.as_str(), shape.rope_factors) {
             ("rope_freqs.weight", Some(factors)) => {
                 Elements::Given(factors.divisors(2 * n_elements(tensor), shape.rope_freq_base))
@@ -185,21 +220,50 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Adds the blocks of `n` prediction heads to the metadata of `shape`. Lists with a number for each layer get the largest for them,
+/// so that a head has each of the parts.
+fn add_heads(metadata: &mut Metadata, shape: &ModelShape, n: u8) {
+    let by_layer = |(key, value): (&str, &Value)| match value {
+        Value::Array(Array::U32(list)) if list.len() == shape.n_layer => Some((key.to_owned(), list.clone())),
+        _ => None,
+    };
+    for (key, mut list) in metadata.iter().filter_map(by_layer).collect::<Vec<_>>() {
+        let largest = list.iter().max().copied().unwrap_or(0);
+        list.resize(shape.n_layer + usize::from(n), largest);
+        metadata.set(key, list);
+    }
+    let n_block = shape.n_layer.saturating_add(n.into());
+    metadata.set(format!("{}.block_count", shape.architecture), u32::try_from(n_block).unwrap_or(u32::MAX));
+    metadata.set(format!("{}.nextn_predict_layers", shape.architecture), u32::from(n));
+}
+
+/// The order of tokens of [`Args::mtp_agree`]. An error if the model has no output matrix of its own.
+fn cycle(metadata: &Metadata, tensors: &[TensorDecl], agree: f64, heads: bool) -> Result<TokenCycle, CliError> {
+    if !tensors.iter().any(|tensor| tensor.name == "output.weight") {
+        return Err(CliError::Usage(
+            "--mtp-agree needs an output matrix of its own, and this architecture has none: use another shape".into(),
+        ));
+    }
+    TokenCycle::new(metadata, agree, heads)
+}
+
 /// The elements of a tensor.
-enum Elements {
+enum Elements<'a> {
     /// Random ones of this mean and standard deviation.
     Random((f32, f32)),
     /// These.
     Given(Vec<f32>),
+    /// The vectors of tokens.
+    Rows(TokenRows<'a>),
 }
 
 /// Writes a GGUF file with the elements that `elements` returns for each tensor. Random ones depend on the seed and the tensor's index.
-fn write_file(
+fn write_file<'a>(
     path: &Path,
     metadata: &Metadata,
     tensors: &[TensorDecl],
     seed: u64,
-    elements: impl Fn(&TensorDecl) -> Elements,
+    elements: impl Fn(&TensorDecl) -> Elements<'a>,
 ) -> Result<(), CliError> {
     let total: usize = tensors.iter().map(n_elements).sum();
     let progress = ProgressLine::steps("writing random weights", total as u64);
@@ -207,8 +271,11 @@ fn write_file(
     let mut done = 0;
     let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
     for (i, tensor) in tensors.iter().enumerate() {
-        let distribution = match elements(tensor) {
-            Elements::Random(distribution) => distribution,
+        let values = match elements(tensor) {
+            Elements::Random(distribution) => {
+                RandomValues::Random { generator: RandomWeights::new(seed, i), distribution }
+            }
+            Elements::Rows(rows) => RandomValues::Rows(rows),
             Elements::Given(values) => {
                 let mut blocks = Vec::new();
                 tensor.ty.quantize(&values, &mut blocks).map_err(Error::from)?;
@@ -216,7 +283,7 @@ fn write_file(
                 continue;
             }
         };
-        let random = RandomTensor { generator: RandomWeights::new(seed, i), distribution, ty: tensor.ty };
+        let random = RandomTensor { values, ty: tensor.ty };
         let n = n_elements(tensor);
         for start in (0..n).step_by(n_threads * CHUNK) {
             if interrupt::requested() {
@@ -252,23 +319,33 @@ fn picture_shape(args: &Args) -> Result<PictureShape, CliError> {
     Ok(PictureShape { n_block: args.sizes.mmproj_layers.unwrap_or(shape.n_block).min(shape.n_block), ..shape.clone() })
 }
 
+/// Random elements, which can be made in parts.
+enum RandomValues<'a> {
+    /// Of this mean and standard deviation.
+    Random { generator: RandomWeights, distribution: (f32, f32) },
+    /// The vectors of tokens.
+    Rows(TokenRows<'a>),
+}
+
 /// A tensor with random elements.
-struct RandomTensor {
-    /// The generator, before the first element.
-    generator: RandomWeights,
-    /// The mean and the standard deviation of the elements.
-    distribution: (f32, f32),
+struct RandomTensor<'a> {
+    /// The elements.
+    values: RandomValues<'a>,
     /// The tensor type.
     ty: TensorType,
 }
 
-impl RandomTensor {
+impl RandomTensor<'_> {
     /// The blocks of a range of elements, in parts of [`CHUNK`] elements, each made by a thread.
     fn blocks(&self, elements: Range<usize>) -> Vec<Result<Vec<u8>, GgufError>> {
-        let (mean, std) = self.distribution;
         let part = |from: usize| {
             let mut values = vec![0.0; CHUNK.min(elements.end - from)];
-            self.generator.clone().skip(from).fill(&mut values, mean, std);
+            match &self.values {
+                RandomValues::Random { generator, distribution: (mean, std) } => {
+                    generator.clone().skip(from).fill(&mut values, *mean, *std);
+                }
+                RandomValues::Rows(rows) => rows.fill(from, &mut values),
+            }
             let mut blocks = Vec::new();
             self.ty.quantize(&values, &mut blocks).map(|()| blocks)
         };
@@ -341,6 +418,12 @@ fn shape_names() -> clap::builder::PossibleValuesParser {
 /// The names of all architectures.
 fn architecture_names() -> clap::builder::PossibleValuesParser {
     ModelShape::architectures().into()
+}
+
+/// Parses a number from 0 to 1.
+fn part(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "must be a number from 0 to 1")?;
+    if (0.0..=1.0).contains(&number) { Ok(number) } else { Err("must be from 0 to 1".into()) }
 }
 
 /// Parses `KEY=VALUE`, the value as JSON if it is JSON.

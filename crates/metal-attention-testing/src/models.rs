@@ -42,7 +42,14 @@ pub fn with_heads(name: &str) -> Vec<u8> {
     crate::unpacked(&format!("tests/data/heads/{name}"))
 }
 
-/// The names of all collections.
+/// A target and two draft models for it, one of them with another vocabulary: the models of `draft-models.json`. Their weights are
+/// in the file, not generated.
+pub fn draft_models() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| generate("draft-models"))
+}
+
+/// The names of the collections that `tools/reference-models` writes.
 pub const COLLECTIONS: [&str; 4] = ["quants", "small-quants", "architectures", "more-architectures"];
 
 /// Generates the models of one collection.

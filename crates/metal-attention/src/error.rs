@@ -8,6 +8,7 @@ use metal_attention_tokenizer::TokenizerError;
 
 use crate::backends::{GpuError, GpuErrorKind};
 use crate::sampling::SamplingError;
+use crate::speculation::DraftModelError;
 use crate::{Device, RerankError};
 
 /// Message of [`Error::NoNumbers`], and of the scheduler's error of that name.
@@ -40,6 +41,9 @@ pub enum Error {
     /// The model cannot score documents.
     #[error(transparent)]
     Rerank(#[from] RerankError),
+    /// A model cannot draft for another one.
+    #[error(transparent)]
+    DraftModel(#[from] DraftModelError),
     /// A batch was refused or failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),

@@ -47,22 +47,28 @@ impl StepCosts {
         averages.record(n_seq + n_drafts, time.as_secs_f64());
     }
 
-    /// The number of drafts that gives the most tokens a second in a step over `n_seq` sequences; 0 until the cost of a step
-    /// without drafts is known. `probabilities`: that each draft holds with all before it in its sequence, highest first.
-    pub fn best_depth(&self, n_seq: usize, probabilities: &[f32]) -> usize {
-        let Some(plain) = self.plain.known(n_seq) else { return 0 };
+    /// The number of drafts that gives the most tokens a second in a step over `n_seq` sequences, and that rate; 0 drafts until the
+    /// cost of a step without drafts is known. `probabilities`: that each draft holds with all before it in its sequence, highest
+    /// first. `drafting`: seconds that it takes to propose them.
+    pub fn best_depth(&self, n_seq: usize, probabilities: &[f32], drafting: f64) -> (usize, f64) {
+        let Some(plain) = self.plain.known(n_seq) else { return (0, 0.0) };
         let mut best = (0, n_seq as f64 / plain);
         let mut tokens = n_seq as f64;
         // Steps of more rows are not timed.
         let most = MAX_ROWS.saturating_sub(n_seq);
         for (n, &probability) in (1..=most).zip(probabilities) {
             tokens += f64::from(probability);
-            let rate = tokens / self.drafted_seconds((n_seq, plain), n_seq + n);
+            let rate = tokens / (self.drafted_seconds((n_seq, plain), n_seq + n) + drafting);
             if rate > best.1 {
                 best = (n, rate);
             }
         }
-        best.0
+        best
+    }
+
+    /// Whether the cost of a step over `n_seq` sequences without drafts is known.
+    pub fn is_known(&self, n_seq: usize) -> bool {
+        self.plain.known(n_seq).is_some()
     }
 
     /// The seconds of a step of `n_rows` rows with drafts, by the known ones and the step without drafts, `plain`: its rows and
@@ -135,20 +141,23 @@ mod tests {
         let cheap = timed((1, 100), &[(32, 110)]);
         let dear = timed((1, 100), &[(2, 200), (4, 400)]);
         let halves: Vec<f32> = (1..=16).map(|i| 0.5f32.powi(i)).collect();
-        assert_eq!(dear.best_depth(1, &[1.0, 0.99, 0.9]), 0);
-        assert_eq!(cheap.best_depth(1, &[0.9; 16]), 16);
-        assert_eq!(cheap.best_depth(1, &halves), 7);
-        assert_eq!(cheap.best_depth(1, &[0.001]), 0);
+        assert_eq!(dear.best_depth(1, &[1.0, 0.99, 0.9], 0.0).0, 0);
+        assert_eq!(cheap.best_depth(1, &[0.9; 16], 0.0).0, 16);
+        assert_eq!(cheap.best_depth(1, &halves, 0.0).0, 7);
+        assert_eq!(cheap.best_depth(1, &[0.001], 0.0).0, 0);
         // In a batch a row costs a smaller part of a step, but also gains a smaller part.
-        assert_eq!(timed((8, 100), &[(16, 130)]).best_depth(8, &[0.5, 0.4, 0.3, 0.1]), 2);
+        assert_eq!(timed((8, 100), &[(16, 130)]).best_depth(8, &[0.5, 0.4, 0.3, 0.1], 0.0).0, 2);
+        // Proposing them takes as long as a step.
+        assert_eq!(cheap.best_depth(1, &[0.9; 16], 1e-4), (16, cheap.best_depth(1, &[0.9; 16], 1e-4).1));
+        assert_eq!(cheap.best_depth(1, &[0.9], 1e-4).0, 0);
         // Nothing was timed, or the cost of a step without drafts is not known yet; then rows count as cheap.
-        assert_eq!(StepCosts::default().best_depth(1, &[0.9]), 0);
+        assert_eq!(StepCosts::default().best_depth(1, &[0.9], 0.0).0, 0);
         let mut costs = StepCosts::default();
         costs.record(1, 0, Duration::from_micros(100));
-        assert_eq!(costs.best_depth(1, &[0.9]), 0);
-        assert_eq!(timed((1, 100), &[]).best_depth(1, &[0.9; 8]), 8);
+        assert_eq!(costs.best_depth(1, &[0.9], 0.0).0, 0);
+        assert_eq!(timed((1, 100), &[]).best_depth(1, &[0.9; 8], 0.0).0, 8);
         // Two rows cost almost as much as sixteen: a few drafts do not pay, many do.
         let stairs = timed((1, 100), &[(2, 205), (17, 220)]);
-        assert_eq!((stairs.best_depth(1, &[0.9]), stairs.best_depth(1, &[0.9; 16])), (0, 16));
+        assert_eq!((stairs.best_depth(1, &[0.9], 0.0).0, stairs.best_depth(1, &[0.9; 16], 0.0).0), (0, 16));
     }
 }

@@ -18,7 +18,8 @@ pub struct DraftRequest<'a> {
 pub struct Draft {
     /// Their ids.
     pub ids: Vec<u32>,
-    /// For each of them the estimated probability that it holds if those before it do, 0 to 1.
+    /// For each of them the estimated probability that it holds if those before it do, 0 to 1; empty: the drafter does not
+    /// [estimate](Drafter::estimates) it.
     pub confidence: Vec<f32>,
 }
 
@@ -51,6 +52,12 @@ pub struct Evaluated<'a> {
 pub trait Drafter: Send {
     /// Its name in metrics and messages, such as `"ngram"`.
     fn name(&self) -> &'static str;
+
+    /// Whether it estimates how likely its drafts hold, and proposes at no cost: then it is always requested to propose, and only
+    /// likely drafts are evaluated. Otherwise what held before decides how many drafts are requested.
+    fn estimates(&self) -> bool {
+        false
+    }
 
     /// The hidden rows of the target that it reads, as for [`HiddenRequest::before`](crate::HiddenRequest::before). Empty: none.
     fn reads_hidden(&self) -> &[usize] {

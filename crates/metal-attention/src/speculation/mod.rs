@@ -8,7 +8,9 @@
 //! How many drafts a sequence gets depends on how likely they hold and on what steps of several rows cost, both measured
 //! while the text is generated. Where drafts do not pay there are none.
 
+mod confidence;
 mod costs;
+mod draft_model;
 mod drafter;
 mod head_sequence;
 mod heads;
@@ -16,8 +18,10 @@ mod ngram;
 mod options;
 mod scores_ahead;
 mod speculator;
+mod token_map;
 
 use costs::StepCosts;
+pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions};
 pub use drafter::{Draft, DraftRequest, Drafter, Evaluated};
 pub use heads::{DraftLogits, HeadDrafter};
 pub use ngram::NgramDrafter;

@@ -4,6 +4,7 @@
 //! table maps the hash of each n-gram to its latest place, for a few lengths; the longest match is continued. No model takes
 //! part, so that a proposal costs less than a microsecond.
 
+use super::confidence::Confidence;
 use super::{Draft, DraftRequest, Drafter};
 use crate::{ForwardError, MemoryUse};
 
@@ -16,12 +17,6 @@ const LONGEST: usize = 64;
 /// Matches of at least this many tokens have the same confidence, up to the next of these numbers.
 const CLASSES: [usize; 8] = [2, 3, 4, 6, 9, 14, 24, 40];
 
-/// The weight, in tokens, of the confidence that is assumed of a class before anything was observed.
-const PRIOR_WEIGHT: f32 = 4.0;
-
-/// Observations fade: the latest this many count most.
-const MEMORY: f32 = 64.0;
-
 /// Drafts from n-grams of each sequence.
 #[derive(Debug, Default)]
 pub struct NgramDrafter {
@@ -32,6 +27,10 @@ pub struct NgramDrafter {
 impl Drafter for NgramDrafter {
     fn name(&self) -> &'static str {
         "ngram"
+    }
+
+    fn estimates(&self) -> bool {
+        true
     }
 
     fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Draft>, ForwardError> {
@@ -73,31 +72,6 @@ struct Match {
     next: usize,
     /// Its length in tokens, at most [`LONGEST`].
     len: usize,
-}
-
-/// How often the token that a match expects comes next.
-#[derive(Debug, Clone, Copy)]
-struct Confidence {
-    /// Weights of the observations in which it came, and of all.
-    came: f32,
-    all: f32,
-}
-
-impl Confidence {
-    /// Before any observation: `p`.
-    fn assumed(p: f32) -> Self {
-        Self { came: p * PRIOR_WEIGHT, all: PRIOR_WEIGHT }
-    }
-
-    fn observe(&mut self, came: bool) {
-        let fade = 1.0 - 1.0 / MEMORY;
-        self.came = self.came * fade + f32::from(u8::from(came));
-        self.all = self.all * fade + 1.0;
-    }
-
-    fn probability(self) -> f32 {
-        self.came / self.all
-    }
 }
 
 impl Default for NgramTable {

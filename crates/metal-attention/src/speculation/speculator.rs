@@ -1,24 +1,66 @@
 //! The decision how many drafts each sequence gets.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{Draft, DraftDepth, DraftRequest, Drafter, StepCosts};
+use super::confidence::Acceptance;
+use super::{Draft, DraftDepth, DraftRequest, Drafter, Evaluated, StepCosts};
+use crate::ForwardError;
 
 /// The probability that a token holds which a constraint forces: the model may spell the text otherwise.
 const FORCED_CONFIDENCE: f32 = 0.9;
 
+/// Steps of a trial of a drafter that was paused.
+const TRIAL: usize = 8;
+
+/// Steps of the first pause, and of the longest; each is twice as long as the one before.
+const PAUSES: [usize; 2] = [256, 4096];
+
+/// Weight of the latest proposal in the average of what one costs.
+const LATEST: f64 = 0.2;
+
 /// A drafter, and how many of its drafts pay. [`Generator`](crate::Generator) and [`Scheduler`](crate::scheduler::Scheduler) have
 /// one; a caller that evaluates batches itself makes its own.
+///
+/// A drafter that [estimates](Drafter::estimates) how likely its drafts hold is always requested to propose, and the likely
+/// drafts are taken. Of another one what held before decides how many drafts are requested. If none pay, it pauses: no step
+/// returns hidden rows for it, so that steps run ahead as without a drafter. After a pause it is tried again.
 pub struct Speculator {
     drafter: Box<dyn Drafter>,
     depth: DraftDepth,
     costs: StepCosts,
+    /// How often drafts of each sequence held, by its index in the KV cache.
+    acceptance: Vec<Acceptance>,
+    /// Seconds that one draft of a proposal takes; `None` before the second proposal.
+    draft_seconds: Option<f64>,
+    /// Whether a proposal was timed. The first one reads the prompt, so that it does not count.
+    has_proposed: bool,
+    /// Time that the drafter took since the last step was recorded.
+    drafting: Duration,
+    pause: Pause,
+}
+
+/// Whether a drafter is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pause {
+    /// It proposes. For this many steps it does so although no drafts seem to pay.
+    Active { trial: usize, next_pause: usize },
+    /// It does not, for this many steps.
+    Paused { left: usize, next_pause: usize },
 }
 
 impl Speculator {
     /// Speculation with this drafter, before any step was timed.
     pub fn new(drafter: Box<dyn Drafter>, depth: DraftDepth) -> Self {
-        Self { drafter, depth, costs: StepCosts::default() }
+        Self {
+            drafter,
+            depth,
+            costs: StepCosts::default(),
+            acceptance: Vec::new(),
+            draft_seconds: None,
+            has_proposed: false,
+            drafting: Duration::ZERO,
+            pause: Pause::Active { trial: TRIAL, next_pause: PAUSES[0] },
+        }
     }
 
     /// The most drafts of a sequence in a step.
@@ -29,6 +71,29 @@ impl Speculator {
     /// The drafter.
     pub fn drafter(&self) -> &dyn Drafter {
         &*self.drafter
+    }
+
+    /// The hidden rows of all tokens that the next evaluation returns for the drafter ([`Drafter::reads_hidden`]). `prompt`: whether
+    /// it has tokens of prompts.
+    pub fn reads_hidden(&self, prompt: bool) -> &[usize] {
+        match self.pause {
+            Pause::Paused { .. } if !prompt => &[],
+            Pause::Paused { .. } | Pause::Active { .. } => self.drafter.reads_hidden(),
+        }
+    }
+
+    /// Passes on what the target has evaluated, in an evaluation that returned hidden rows.
+    pub fn observe(&mut self, evaluated: Evaluated<'_>) {
+        let start = Instant::now();
+        if let Err(why) = self.drafter.observe(evaluated) {
+            tracing::warn!("the {} drafter failed: {why}", self.drafter.name());
+        }
+        self.drafting += start.elapsed();
+    }
+
+    /// A sequence has ended ([`Drafter::forget`]).
+    pub fn forget(&mut self, seq: usize) {
+        self.drafter.forget(seq);
     }
 
     /// The drafts of each request for a step over `n_seq` sequences, those of the requests included: as many as give the
@@ -44,12 +109,10 @@ impl Speculator {
         if requests.is_empty() || max_rows == 0 {
             return vec![Draft::default(); requests.len()];
         }
-        let mut drafts = match self.drafter.propose(requests) {
-            Ok(drafts) => drafts,
-            Err(why) => {
-                tracing::warn!("the {} drafter failed: {why}", self.drafter.name());
-                return vec![Draft::default(); requests.len()];
-            }
+        let mut drafts = if self.drafter.estimates() {
+            self.drafts_of(requests)
+        } else {
+            self.drafts_by_acceptance(n_seq, max_rows, requests)
         };
         for ((draft, ids), request) in drafts.iter_mut().zip(forced).zip(requests) {
             if !ids.is_empty() {
@@ -57,51 +120,164 @@ impl Speculator {
                 draft.truncate(request.n);
             }
         }
-        // The probability that each draft holds with all before it. They fall within a sequence, so that the likeliest of all
-        // sequences are the first ones of each.
-        let mut of_all: Vec<f32> = Vec::new();
-        for draft in &drafts {
-            of_all.extend(cumulative(draft));
-        }
-        of_all.sort_unstable_by(|a, b| b.total_cmp(a));
-        of_all.truncate(max_rows);
-        let n = match self.depth {
-            DraftDepth::Adaptive(_) => self.costs.best_depth(n_seq, &of_all),
-            DraftDepth::Fixed(_) => of_all.len(),
+        let confidence: Vec<_> = drafts.iter().map(|draft| &draft.confidence[..]).collect();
+        let lengths = match self.depth {
+            DraftDepth::Fixed(_) => likeliest(&confidence, usize::MAX, max_rows),
+            // These were requested by what they cost.
+            DraftDepth::Adaptive(_) if !self.drafter.estimates() => likeliest(&confidence, usize::MAX, max_rows),
+            DraftDepth::Adaptive(_) => self.best_lengths(n_seq, max_rows, &confidence, 0.0).0,
         };
-        let Some(least) = n.checked_sub(1).map(|last| of_all[last]) else {
-            drafts.iter_mut().for_each(|draft| draft.truncate(0));
-            return drafts;
-        };
-        let mut left = n;
-        for draft in &mut drafts {
-            let likely = cumulative(draft).take_while(|&p| p >= least).count();
-            draft.truncate(likely.min(left));
-            left -= draft.ids.len();
+        for (draft, n) in drafts.iter_mut().zip(lengths) {
+            draft.truncate(n);
         }
         drafts
     }
 
-    /// Records that a decode step over `n_seq` sequences, with `n_drafts` drafts in all, took `time`.
+    /// What the drafter proposes.
+    fn drafts_of(&mut self, requests: &[DraftRequest<'_>]) -> Vec<Draft> {
+        self.drafter.propose(requests).unwrap_or_else(|why| {
+            tracing::warn!("the {} drafter failed: {why}", self.drafter.name());
+            vec![Draft::default(); requests.len()]
+        })
+    }
+
+    /// The drafts of a drafter that does not estimate how likely they hold.
+    fn drafts_by_acceptance(&mut self, n_seq: usize, max_rows: usize, requests: &[DraftRequest<'_>]) -> Vec<Draft> {
+        let lengths = match self.depth {
+            DraftDepth::Fixed(_) => requests.iter().map(|request| request.n).collect(),
+            DraftDepth::Adaptive(_) => self.lengths_by_acceptance(n_seq, max_rows, requests),
+        };
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest == 0 {
+            return vec![Draft::default(); requests.len()];
+        }
+        let shorter: Vec<_> =
+            requests.iter().zip(&lengths).map(|(request, &n)| DraftRequest { n, ..*request }).collect();
+        let start = Instant::now();
+        let mut drafts = self.drafts_of(&shorter);
+        self.drafting += start.elapsed();
+        for (draft, request) in drafts.iter_mut().zip(requests) {
+            draft.confidence = self.acceptance(request.seq).confidence(draft.ids.len());
+        }
+        drafts
+    }
+
+    /// How many drafts to request for each sequence, by what held before and by what steps and proposals cost.
+    fn lengths_by_acceptance(&mut self, n_seq: usize, max_rows: usize, requests: &[DraftRequest<'_>]) -> Vec<usize> {
+        let none = vec![0; requests.len()];
+        let (trial, next_pause) = match &mut self.pause {
+            Pause::Paused { left, next_pause } => {
+                *left -= 1;
+                if *left == 0 {
+                    // The next step returns hidden rows again.
+                    self.pause = Pause::Active { trial: TRIAL, next_pause: *next_pause };
+                }
+                return none;
+            }
+            Pause::Active { trial, next_pause } => (*trial, *next_pause),
+        };
+        let confidence: Vec<Vec<f32>> =
+            requests.iter().map(|request| self.acceptance(request.seq).confidence(request.n)).collect();
+        let longest = confidence.iter().map(Vec::len).max().unwrap_or(0);
+        let (mut best, mut best_rate) = (none.clone(), 0.0);
+        for depth in 0..=longest {
+            let up_to: Vec<_> = confidence.iter().map(|of| &of[..depth.min(of.len())]).collect();
+            let drafting = self.draft_seconds.unwrap_or(0.0) * depth as f64;
+            let (lengths, rate) = self.best_lengths(n_seq, max_rows, &up_to, drafting);
+            if rate > best_rate {
+                (best, best_rate) = (lengths, rate);
+            }
+        }
+        if best.iter().any(|&n| n > 0) {
+            self.pause = Pause::Active { trial: TRIAL, next_pause: PAUSES[0] };
+            return best;
+        }
+        if !self.costs.is_known(n_seq) {
+            return none;
+        }
+        // No drafts pay, by what is known.
+        match trial.checked_sub(1) {
+            Some(trial) => {
+                self.pause = Pause::Active { trial, next_pause };
+                requests.iter().map(|request| request.n.min(1)).collect()
+            }
+            None => {
+                self.pause = Pause::Paused { left: next_pause, next_pause: (2 * next_pause).min(PAUSES[1]) };
+                none
+            }
+        }
+    }
+
+    /// How many drafts of each sequence to evaluate, and the tokens a second of that.
+    fn best_lengths(&self, n_seq: usize, max_rows: usize, confidence: &[&[f32]], drafting: f64) -> (Vec<usize>, f64) {
+        let mut of_all: Vec<f32> = confidence.iter().flat_map(|of| cumulative(of)).collect();
+        of_all.sort_unstable_by(|a, b| b.total_cmp(a));
+        of_all.truncate(max_rows);
+        let (n, rate) = self.costs.best_depth(n_seq, &of_all, drafting);
+        (likeliest(confidence, n, max_rows), rate)
+    }
+
+    /// How often drafts of a sequence held.
+    fn acceptance(&mut self, seq: usize) -> &mut Acceptance {
+        if self.acceptance.len() <= seq {
+            self.acceptance.resize_with(seq + 1, Acceptance::default);
+        }
+        &mut self.acceptance[seq]
+    }
+
+    /// Records that `n_held` of `n` drafts of a sequence held.
+    pub fn record_verified(&mut self, seq: usize, n: usize, n_held: usize) {
+        self.acceptance(seq).observe(n, n_held);
+    }
+
+    /// Records that the evaluation of a decode step over `n_seq` sequences, with `n_drafts` drafts in all, took `time`.
     pub fn record_step(&mut self, n_seq: usize, n_drafts: usize, time: Duration) {
         self.costs.record(n_seq, n_drafts, time);
+        let drafting = std::mem::take(&mut self.drafting).as_secs_f64();
+        if n_drafts == 0 {
+            return;
+        }
+        let of_one = drafting / n_drafts.div_ceil(n_seq) as f64;
+        self.draft_seconds = match self.draft_seconds {
+            // The first proposal reads the prompt.
+            None if !self.has_proposed => None,
+            None => Some(of_one),
+            Some(average) => Some(average + LATEST * (of_one.min(3.0 * average) - average)),
+        };
+        self.has_proposed = true;
     }
 }
 
 /// The probability of each draft that it holds with all before it.
-fn cumulative(draft: &Draft) -> impl Iterator<Item = f32> {
-    draft.confidence.iter().scan(1.0, |all, p| {
+fn cumulative(confidence: &[f32]) -> impl Iterator<Item = f32> {
+    confidence.iter().scan(1.0, |all, p| {
         *all *= p;
         Some(*all)
     })
 }
 
+/// The numbers of drafts of each sequence among the `n` likeliest of all, at most `max_rows`. The probabilities fall within a
+/// sequence, so that the likeliest are the first ones of each.
+fn likeliest(confidence: &[&[f32]], n: usize, max_rows: usize) -> Vec<usize> {
+    let mut of_all: Vec<f32> = confidence.iter().flat_map(|of| cumulative(of)).collect();
+    of_all.sort_unstable_by(|a, b| b.total_cmp(a));
+    let n = n.min(max_rows).min(of_all.len());
+    let Some(least) = n.checked_sub(1).map(|last| of_all[last]) else { return vec![0; confidence.len()] };
+    let mut left = n;
+    let mut length = |of: &&[f32]| {
+        let n = cumulative(of).take_while(|&p| p >= least).count().min(left);
+        left -= n;
+        n
+    };
+    confidence.iter().map(&mut length).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ForwardError, MemoryUse};
+    use crate::MemoryUse;
 
-    /// Proposes the ids 1, 2, ... with a confidence for each sequence.
+    /// Proposes the ids 1, 2, ... with a confidence for each sequence, if it has one.
     struct Confident(Vec<f32>);
 
     impl Drafter for Confident {
@@ -109,10 +285,14 @@ mod tests {
             "confident"
         }
 
+        fn estimates(&self) -> bool {
+            !self.0.is_empty()
+        }
+
         fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Draft>, ForwardError> {
             let of = |request: &DraftRequest<'_>| Draft {
                 ids: (1..=request.n as u32).collect(),
-                confidence: vec![self.0[request.seq]; request.n],
+                confidence: self.0.get(request.seq).map_or(Vec::new(), |&p| vec![p; request.n]),
             };
             Ok(requests.iter().map(of).collect())
         }
@@ -122,28 +302,75 @@ mod tests {
         }
     }
 
-    #[test]
-    fn likely_sequences_get_more_drafts() {
-        let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::default());
-        let requests: Vec<_> = (0..3).map(|seq| DraftRequest { seq, ids: &[7], n: 8 }).collect();
-        let mut lengths = |max_rows| -> Vec<usize> {
-            speculator.propose(3, max_rows, &requests, &[]).iter().map(|draft| draft.ids.len()).collect()
-        };
-        assert_eq!(lengths(99), [0, 0, 0]);
-        let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::default());
+    fn requests() -> Vec<DraftRequest<'static>> {
+        (0..3).map(|seq| DraftRequest { seq, ids: &[7], n: 8 }).collect()
+    }
+
+    fn lengths(speculator: &mut Speculator, max_rows: usize) -> Vec<usize> {
+        speculator.propose(3, max_rows, &requests(), &[]).iter().map(|draft| draft.ids.len()).collect()
+    }
+
+    /// A speculator that knows what steps cost.
+    fn timed(confidence: Vec<f32>) -> Speculator {
+        let mut speculator = Speculator::new(Box::new(Confident(confidence)), DraftDepth::default());
         for (n_rows, micros) in [(3, 100), (6, 115), (12, 150), (27, 400)] {
             for _ in 0..2 {
                 speculator.record_step(3, n_rows - 3, Duration::from_micros(micros));
             }
         }
-        let mut lengths = |max_rows| -> Vec<usize> {
-            speculator.propose(3, max_rows, &requests, &[]).iter().map(|draft| draft.ids.len()).collect()
+        speculator
+    }
+
+    #[test]
+    fn likely_sequences_get_more_drafts() {
+        let confidence = vec![0.9, 0.2, 0.6];
+        let mut speculator = Speculator::new(Box::new(Confident(confidence.clone())), DraftDepth::default());
+        assert_eq!(lengths(&mut speculator, 99), [0, 0, 0]);
+        let mut speculator = timed(confidence.clone());
+        assert_eq!(lengths(&mut speculator, 99), [8, 0, 1]);
+        assert_eq!(lengths(&mut speculator, 6), [5, 0, 1]);
+        assert_eq!(lengths(&mut speculator, 0), [0, 0, 0]);
+        let forced = [vec![], vec![5, 6], vec![]];
+        let drafts = speculator.propose(3, 99, &requests(), &forced);
+        assert_eq!(drafts[1].ids, [5, 6]);
+        let mut speculator = Speculator::new(Box::new(Confident(confidence)), DraftDepth::Fixed(8));
+        assert_eq!(lengths(&mut speculator, 20).iter().sum::<usize>(), 20);
+    }
+
+    #[test]
+    fn what_held_decides_how_many_drafts_are_requested() {
+        let mut speculator = timed(Vec::new());
+        assert!(lengths(&mut speculator, 99).iter().all(|&n| n > 1), "what is assumed pays");
+        for _ in 0..100 {
+            speculator.record_verified(0, 4, 4);
+            speculator.record_verified(1, 4, 0);
+            speculator.record_verified(2, 4, 1);
+        }
+        let of = lengths(&mut speculator, 99);
+        assert!(of[0] >= 4 && of[1] == 0 && of[2] == 1, "{of:?}");
+    }
+
+    #[test]
+    fn a_drafter_that_gains_nothing_pauses() {
+        let mut speculator = timed(Vec::new());
+        for seq in 0..3 {
+            for _ in 0..200 {
+                speculator.record_verified(seq, 1, 0);
+            }
+        }
+        let steps = |speculator: &mut Speculator, n: usize| -> usize {
+            (0..n).filter(|_| lengths(speculator, 99).iter().any(|&n| n > 0)).count()
         };
-        assert_eq!(lengths(99), [8, 0, 1]);
-        assert_eq!(lengths(6), [5, 0, 1]);
-        assert_eq!(lengths(0), [0, 0, 0]);
-        let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::Fixed(8));
-        let lengths: Vec<_> = speculator.propose(3, 20, &requests, &[]).iter().map(|draft| draft.ids.len()).collect();
-        assert_eq!(lengths.iter().sum::<usize>(), 20);
+        assert_eq!(steps(&mut speculator, TRIAL + 1), TRIAL);
+        assert_eq!(steps(&mut speculator, PAUSES[0]), 0);
+        assert_eq!(steps(&mut speculator, TRIAL + 1), TRIAL);
+        assert_eq!(steps(&mut speculator, 2 * PAUSES[0]), 0);
+        // In the trial after that they hold.
+        for seq in 0..3 {
+            for _ in 0..200 {
+                speculator.record_verified(seq, 1, 1);
+            }
+        }
+        assert_eq!(steps(&mut speculator, 100), 100);
     }
 }

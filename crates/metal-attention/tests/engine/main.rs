@@ -4,6 +4,7 @@
 mod architectures;
 mod beside;
 mod cuda;
+mod draft_model;
 mod generator;
 mod hidden_rows;
 mod hostile_models;
