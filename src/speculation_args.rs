@@ -1,15 +1,31 @@
 //! Flags for drafts: several tokens in a step.
 
-use metal_attention::speculation::{DraftDepth, DrafterKind, MAX_DRAFTS, Speculation};
+use std::path::PathBuf;
+
+use metal_attention::speculation::{
+    DraftDepth, DraftModel, DraftModelOptions, Drafter, DrafterKind, MAX_DRAFTS, Speculation, SpeculativePass,
+};
+use metal_attention::{Device, EngineOptions, Error, Model};
+
+use crate::cli_error::CliError;
+use crate::model_args::ModelArgs;
 
 /// Which drafter proposes tokens, and how many.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Drafts")]
 pub struct SpeculationArgs {
     /// Which drafter proposes tokens, so that a step may give several; the text is the same: off, ngram (what followed the last tokens
-    /// earlier in the text), auto (the best that the model has)
-    #[arg(long, value_name = "DRAFTER", default_value = "auto")]
+    /// earlier in the text), mtp (the prediction heads in the model's file), auto (mtp if the file has heads, else ngram)
+    #[arg(long, value_name = "DRAFTER", default_value = "auto", conflicts_with = "model_draft")]
     spec: DrafterKind,
+
+    /// A smaller model that proposes the tokens: its file or name as of -m
+    #[arg(long, alias = "draft", value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    model_draft: Option<PathBuf>,
+
+    /// The device of the smaller model [default: that of the model]
+    #[arg(long, value_name = "DEVICE", requires = "model_draft")]
+    device_draft: Option<Device>,
 
     /// Most drafts of a text in a step; as many as pay are taken
     #[arg(long, aliases = ["draft-n", "spec-draft-n-max"], value_name = "N", default_value_t = DraftDepth::default().max())]
@@ -26,9 +42,28 @@ fn at_most(text: &str) -> Result<usize, String> {
 }
 
 impl SpeculationArgs {
-    /// The options that the flags give.
-    pub fn options(&self) -> Speculation {
-        let drafter = if self.draft_max == 0 { DrafterKind::Off } else { self.spec };
-        Speculation { drafter, depth: DraftDepth::Adaptive(self.draft_max) }
+    /// How many drafts a step may have.
+    pub fn depth(&self) -> DraftDepth {
+        DraftDepth::Adaptive(self.draft_max)
+    }
+
+    /// Opens the smaller model, if one is named. `args`: the flags for reading files.
+    pub fn draft_model(&self, args: &ModelArgs) -> Result<Option<Model>, CliError> {
+        let file = self.model_draft.as_ref().filter(|_| self.draft_max > 0);
+        file.map(|file| args.of_file(file.clone()).open()).transpose()
+    }
+
+    /// Sets up a forward pass of `model`, and its drafter: `draft`, if that is given.
+    pub fn open(&self, model: &Model, draft: Option<&Model>, engine: &EngineOptions) -> Result<SpeculativePass, Error> {
+        let Some(draft) = draft else {
+            let drafter = if self.draft_max == 0 { DrafterKind::Off } else { self.spec };
+            return SpeculativePass::new(model, engine, Speculation { drafter, depth: self.depth() });
+        };
+        let pass = model.forward_pass(engine)?;
+        let device = self.device_draft.clone().unwrap_or_else(|| engine.device.clone());
+        let n_ctx = Some(pass.n_ctx().min(draft.spec().n_ctx_train));
+        let engine = EngineOptions { device, n_ctx, n_cache: None, n_ranks: 1, ..engine.clone() };
+        let drafter: Box<dyn Drafter> = Box::new(DraftModel::new(model, draft, &engine, DraftModelOptions::default())?);
+        Ok(SpeculativePass { pass, drafter: Some(drafter) })
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use metal_attention::speculation::SpeculativePass;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{GenerateOptions, Generator, Model, PromptSpan, StopReason};
 use metal_attention_chat::{ChatTemplate, Message, Prompt, ReasoningSetting, RenderRequest, RenderedPrompt};
@@ -160,8 +161,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let sampling = args.sampling.options(&model)?;
     loading.weigh(model.gguf().tensor_bytes());
     let options = args.engine.options(&model);
-    let mut generator = Generator::new(&model, &options, sampling)?;
-    generator.set_speculation(args.speculation.options());
+    let draft = args.speculation.draft_model(&model_args)?;
+    let SpeculativePass { pass, drafter } = args.speculation.open(&model, draft.as_ref(), &options)?;
+    let mut generator = Generator::with_pass(&model, pass, sampling)?;
+    generator.set_drafter(drafter, args.speculation.depth());
     if args.profile.is_set() {
         generator.start_profile()?;
     }

@@ -509,7 +509,7 @@ impl Args {
             engine: self.engine.clone(),
             n_parallel: self.parallel,
             n_queue: self.queue,
-            speculation: self.speculation.options(),
+            speculation: self.speculation.clone(),
             chat_template: self.chat_template.clone(),
             pictures: self.pictures.served(),
             cache: self.cache.clone(),

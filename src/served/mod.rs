@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::scheduler::{SchedulerOptions, StartError};
-use metal_attention::speculation::Speculation;
-use metal_attention::{EngineOptions, ForwardPass, Model, PictureEncoder, Watch};
+use metal_attention::speculation::SpeculativePass;
+use metal_attention::{EngineOptions, Model, PictureEncoder, Watch};
 use metal_attention_server::http::{LoadError, LoadedModel, ModelCard, ModelSource, Placement, SourceError};
 
 pub use folder::ModelFolders;
@@ -26,6 +26,7 @@ use crate::model_args::ModelArgs;
 use crate::picture_args::MmprojArgs;
 use crate::progress::ProgressLine;
 use crate::replica_args::ReplicaArgs;
+use crate::speculation_args::SpeculationArgs;
 use crate::{template_file, units};
 
 /// The context of a model that is loaded on demand, in tokens, unless it is set: several models have to fit in memory.
@@ -41,7 +42,7 @@ pub struct ServingSetup {
     /// Requests that may wait in each replica.
     pub n_queue: usize,
     /// Drafts of sequences.
-    pub speculation: Speculation,
+    pub speculation: SpeculationArgs,
     /// A file with a chat template that replaces the models'.
     pub chat_template: Option<PathBuf>,
     /// The encoder of pictures.
@@ -110,7 +111,7 @@ impl ServedModel {
         let options = SchedulerOptions {
             n_parallel: *n_parallel,
             n_queue: *n_queue,
-            speculation: self.setup.speculation,
+            draft_depth: self.setup.speculation.depth(),
             ..Default::default()
         };
         let mut engines = engine.options(model)?;
@@ -148,12 +149,14 @@ impl ServedModel {
         }
         // The context may take the memory that is left, so that the encoder comes first.
         let encoder = self.picture_encoder(&model, engines.first(), placement)?;
-        let passes = engines.iter().map(|engine| forward_pass(&model, engine, placement));
+        let speculation = &self.setup.speculation;
+        let draft = speculation.draft_model(&self.args)?;
+        let passes = engines.iter().map(|engine| forward_pass(&model, engine, placement, speculation, draft.as_ref()));
         let passes = passes.collect::<Result<Vec<_>, _>>()?;
         drop(shown);
         self.setup.cache.set(&mut options, passes.len() * self.setup.n_models);
         let devices = device_names(&passes);
-        let kv_cache_bytes = passes.first().map_or(0, |pass| pass.kv_cache_bytes());
+        let kv_cache_bytes = passes.first().map_or(0, |pass| pass.pass.kv_cache_bytes());
         let loaded = LoadedModel::start_replicas(model, passes, &options).map_err(|error| match error {
             LoadError::Model(error) | LoadError::Start(StartError::Model(error)) => error.into(),
             LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
@@ -258,14 +261,16 @@ fn forward_pass(
     model: &Model,
     engine: &EngineOptions,
     placement: &Placement,
-) -> Result<Box<dyn ForwardPass>, metal_attention::Error> {
+    speculation: &SpeculationArgs,
+    draft: Option<&Model>,
+) -> Result<SpeculativePass, metal_attention::Error> {
     let placed = memory::placed(engine, placement);
-    model.forward_pass(&placed).or_else(|error| {
+    speculation.open(model, draft, &placed).or_else(|error| {
         if placed.device == engine.device {
             return Err(error);
         }
         tracing::warn!("auto cannot take {}: {error}", placed.device);
-        model.forward_pass(engine)
+        speculation.open(model, draft, engine)
     })
 }
 
@@ -282,9 +287,9 @@ fn context_line(loaded: &LoadedModel, kv_cache_bytes: usize, n_parallel: usize, 
 }
 
 /// The names of the devices that the replicas run on, each once with its number of replicas.
-fn device_names(passes: &[Box<dyn ForwardPass>]) -> String {
+fn device_names(passes: &[SpeculativePass]) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
-    for pass in passes {
+    for SpeculativePass { pass, .. } in passes {
         let device = pass.device();
         let name = format!("{} {}", device.kind, device.name);
         match counts.iter_mut().find(|(known, _)| *known == name) {

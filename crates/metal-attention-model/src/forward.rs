@@ -114,23 +114,35 @@ pub struct HiddenRequest<'a> {
 }
 
 /// Rows of the residual stream before some layers, of the output tokens of a batch or of all.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct HiddenRows {
     /// `[n_layers, n_rows, n_embd]`.
     rows: Vec<f32>,
     /// Elements of one layer: `n_rows * n_embd`.
     of_layer: usize,
+    /// Elements of a row.
+    n_embd: usize,
 }
 
 impl HiddenRows {
     /// Wraps `rows` of `n_layers` layers with `of_layer` elements each.
-    pub(crate) fn new(rows: Vec<f32>, of_layer: usize) -> Self {
-        Self { rows, of_layer }
+    pub(crate) fn new(rows: Vec<f32>, of_layer: usize, n_embd: usize) -> Self {
+        Self { rows, of_layer, n_embd }
     }
 
     /// The rows before the `i`th of the requested layers, row-major `[n_rows, n_embd]`.
     pub fn of_layer(&self, i: usize) -> &[f32] {
         &self.rows[i * self.of_layer..][..self.of_layer]
+    }
+
+    /// Those of the rows before the `i`th of the requested layers with these indices, row-major `[n, n_embd]`.
+    pub fn rows_of_layer(&self, i: usize, rows: Range<usize>) -> &[f32] {
+        &self.of_layer(i)[rows.start * self.n_embd..rows.end * self.n_embd]
+    }
+
+    /// Number of requested layers; 0 if there are no rows.
+    pub fn n_layers(&self) -> usize {
+        self.rows.len().checked_div(self.of_layer).unwrap_or(0)
     }
 
     /// All rows, `[n_layers, n_rows, n_embd]`.

@@ -4,7 +4,9 @@
 //! cost. Both [`Sequence`](crate::sequence::Sequence) and the scheduler request the cheapest that suffices, and fall
 //! back to all logits.
 
-use metal_attention_model::{Batch, BatchToken, ForwardError, ForwardPass, OutputKind, Outputs, TopK};
+use metal_attention_model::{
+    Batch, BatchToken, ForwardError, ForwardPass, HiddenRequest, HiddenRows, OutputKind, Outputs, TopK, TracedTokens,
+};
 
 use crate::sampling::Sampler;
 
@@ -88,23 +90,30 @@ pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
 }
 
 /// Evaluates `batch` and calls `row(i, scores)` for the `i`-th token with `output` set, with scores of the `required`
-/// kind. On an error `row` is not called.
+/// kind. On an error `row` is not called. Returns the hidden rows of all tokens before the layers `hidden`
+/// ([`HiddenRequest::before`]).
 pub fn evaluate(
     pass: &mut dyn ForwardPass,
     batch: Batch<'_>,
     required: RequiredScores,
+    hidden: &[usize],
     mut row: impl FnMut(usize, Scores<'_>),
-) -> Result<(), ForwardError> {
+) -> Result<HiddenRows, ForwardError> {
     let k = pass.max_top_k();
-    let outputs = match required {
-        // Decode steps have neither spans nor drafts; this call runs them ahead.
-        RequiredScores::Argmax if batch.spans.is_empty() && batch.drafted.is_empty() => {
-            Outputs::Ids(pass.forward_greedy(batch.tokens)?)
+    // Decode steps have neither spans nor drafts; `forward_greedy` runs them ahead.
+    let runs_ahead = batch.spans.is_empty() && batch.drafted.is_empty() && hidden.is_empty();
+    let kind = match required {
+        RequiredScores::Argmax if runs_ahead => {
+            let ids = pass.forward_greedy(batch.tokens)?;
+            ids.into_iter().enumerate().for_each(|(i, id)| row(i, Scores::Argmax(id)));
+            return Ok(HiddenRows::default());
         }
-        RequiredScores::Argmax => pass.forward_outputs(batch, OutputKind::Ids, &[])?.0,
-        RequiredScores::TopK => pass.forward_outputs(batch, OutputKind::TopK(k), &[])?.0,
-        RequiredScores::Logits => pass.forward_outputs(batch, OutputKind::Logits, &[])?.0,
+        RequiredScores::Argmax => OutputKind::Ids,
+        RequiredScores::TopK => OutputKind::TopK(k),
+        RequiredScores::Logits => OutputKind::Logits,
     };
+    let request = HiddenRequest { before: hidden, tokens: TracedTokens::All };
+    let (outputs, hidden) = pass.forward_with_hidden(batch, kind, request)?;
     match outputs {
         Outputs::Ids(ids) => ids.into_iter().enumerate().for_each(|(i, id)| row(i, Scores::Argmax(id))),
         Outputs::TopK(lists) => lists.iter().enumerate().for_each(|(i, list)| row(i, Scores::TopK(list, k))),
@@ -112,7 +121,7 @@ pub fn evaluate(
         // Not requested.
         Outputs::Hidden(_) => {}
     }
-    Ok(())
+    Ok(hidden)
 }
 
 /// Evaluates the last tokens of sequences a second time, for all logits: cuts each sequence back by its token in
@@ -129,7 +138,7 @@ pub fn evaluate_again(
         let reached = pass.rewind(token.seq, token.pos);
         assert_eq!(reached, token.pos, "a sequence can always do without its last token");
     }
-    evaluate(pass, tokens.into(), RequiredScores::Logits, row)
+    evaluate(pass, tokens.into(), RequiredScores::Logits, &[], row).map(drop)
 }
 
 #[cfg(test)]

@@ -44,6 +44,12 @@ pub enum Error {
     /// A model cannot draft for another one.
     #[error(transparent)]
     DraftModel(#[from] DraftModelError),
+    /// The model has no prediction heads.
+    #[error(
+        "the model's file has no prediction heads (multi-token prediction), so that they cannot propose tokens: use another \
+         drafter, such as ngram"
+    )]
+    NoHeads,
     /// A batch was refused or failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),

@@ -9,7 +9,7 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::sampling::{Sampler, SamplerOptions};
 use crate::sequence::Sequence;
-use crate::speculation::{DraftDepth, Drafter, Speculation};
+use crate::speculation::{DraftDepth, Drafter, Speculation, SpeculativePass};
 use crate::{
     Constraint, EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, PromptSpan,
     SessionError, SessionFile, Timings,
@@ -53,6 +53,19 @@ impl Generator {
     /// Sets up a forward pass of `model` and a sampler.
     pub fn new(model: &Model, options: &EngineOptions, sampling: SamplerOptions) -> Result<Self, Error> {
         Self::with_pass(model, model.forward_pass(options)?, sampling)
+    }
+
+    /// [`new`](Self::new), with a drafter, so that a step may give several tokens. The text does not depend on it.
+    pub fn with_speculation(
+        model: &Model,
+        options: &EngineOptions,
+        sampling: SamplerOptions,
+        speculation: Speculation,
+    ) -> Result<Self, Error> {
+        let SpeculativePass { pass, drafter } = SpeculativePass::new(model, options, speculation)?;
+        let mut generator = Self::with_pass(model, pass, sampling)?;
+        generator.set_drafter(drafter, speculation.depth);
+        Ok(generator)
     }
 
     /// A generator with the vocabulary of `model` and a forward pass of the caller's.
@@ -104,11 +117,6 @@ impl Generator {
     /// removes it. The text does not depend on it.
     pub fn set_drafter(&mut self, drafter: Option<Box<dyn Drafter>>, depth: DraftDepth) {
         self.sequence.set_drafter(drafter, depth);
-    }
-
-    /// [`set_drafter`](Self::set_drafter) with a new drafter of these options.
-    pub fn set_speculation(&mut self, options: Speculation) {
-        self.set_drafter(options.new_drafter(), options.depth);
     }
 
     /// The drafter.

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use metal_attention_model::{Batch, BatchToken, ForwardError, ForwardPass, OutputKind};
+use metal_attention_model::{Batch, BatchToken, ForwardError, ForwardPass, HiddenRows};
 
 use crate::choice::{
     AllowedTokens, RequiredScores, Scores, choose, evaluate, evaluate_again, is_number, required_scores,
@@ -46,6 +46,8 @@ pub(crate) struct Sequence {
     speculator: Option<Speculator>,
     /// The scores of the drafts that were evaluated last.
     ahead: ScoresAhead,
+    /// What was evaluated last, if the drafter does not know yet which of it holds.
+    evaluated: Option<LastEvaluated>,
     /// The keys of the spans among them.
     span_keys: Vec<SpanKey>,
     /// The spans with their rows; empty after a restored session.
@@ -54,6 +56,18 @@ pub(crate) struct Sequence {
     started: Instant,
     /// Token counts and durations since the last prompt.
     pub timings: Timings,
+}
+
+/// The last tokens that were evaluated, drafts among them.
+struct LastEvaluated {
+    /// The index of the first one in the sequence.
+    first: usize,
+    /// The tokens.
+    ids: Vec<u32>,
+    /// How many of them, at the end, are drafts.
+    n_drafts: usize,
+    /// Their hidden rows for the drafter.
+    hidden: HiddenRows,
 }
 
 impl Sequence {
@@ -70,6 +84,7 @@ impl Sequence {
             ids: Vec::new(),
             speculator: None,
             ahead: ScoresAhead::default(),
+            evaluated: None,
             span_keys: Vec::new(),
             spans: Vec::new(),
             started: Instant::now(),
@@ -100,7 +115,13 @@ impl Sequence {
 
     /// Sets or removes the drafter, from the next token on.
     pub fn set_drafter(&mut self, drafter: Option<Box<dyn Drafter>>, depth: DraftDepth) {
+        self.evaluated = None;
         self.speculator = drafter.map(|drafter| Speculator::new(drafter, depth));
+        if let Some(speculator) = &mut self.speculator
+            && self.ids.is_empty()
+        {
+            speculator.time_plain_steps(&mut *self.pass, 1);
+        }
     }
 
     /// The drafter.
@@ -110,6 +131,7 @@ impl Sequence {
 
     /// Cuts drafts back whose tokens were not sampled.
     fn drop_drafts(&mut self) {
+        self.settle();
         self.ahead.clear();
         if self.pass.position() > self.ids.len() {
             let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
@@ -193,11 +215,18 @@ impl Sequence {
                 return Ok(());
             }
             let (tokens, spans) = self.unevaluated(self.key().chunk(done, n_ubatch), false)?;
-            let forward = |batch: Batch<'_>| self.pass.forward_outputs(batch, OutputKind::Logits, &[]).map(drop);
-            with_batch(&tokens, &spans, &[], forward).map_err(|e| match e {
+            let before =
+                self.speculator.as_ref().map_or(&[][..], |speculator| speculator.reads_hidden(/* prompt */ true));
+            // No token of the chunk has an output.
+            let forward =
+                |batch: Batch<'_>| evaluate(&mut *self.pass, batch, RequiredScores::Logits, before, |_, _| {});
+            let hidden = with_batch(&tokens, &spans, &[], forward).map_err(|e| match e {
                 ForwardError::Cancelled => Error::Interrupted { done, total: prompt.len() },
                 e => e.into(),
             })?;
+            let ids = tokens.iter().map(|token| token.id).collect();
+            self.evaluated = Some(LastEvaluated { first: done, ids, n_drafts: 0, hidden });
+            self.settle();
             self.timings.prompt_tokens += tokens.len();
             self.timings.prefill = self.started.elapsed();
         }
@@ -229,6 +258,7 @@ impl Sequence {
     /// Replaces the sequence by that of a session file. After an error it is empty or unchanged.
     pub fn restore(&mut self, session: SessionFile, model: &Model) -> Result<(), SessionError> {
         self.n_prompt = None;
+        self.evaluated = None;
         self.ahead.clear();
         let span_keys = session.spans().to_vec();
         let restored = session.restore(model, &mut *self.pass, 0);
@@ -254,6 +284,7 @@ impl Sequence {
         let ahead = self.ahead.after(&self.ids).is_some();
         let (mut tokens, mut spans, mut drafts) = (Vec::new(), Vec::new(), Vec::new());
         if !ahead {
+            self.settle();
             self.ahead.clear();
             // After a sampled end token all tokens are evaluated: the last one is evaluated again for its logits.
             let key = PrefixKey { ids: &self.ids, spans: &self.span_keys };
@@ -282,31 +313,41 @@ impl Sequence {
             }
         };
         let mut chosen = Ok(None);
+        let n_pending = tokens.len();
+        let begun = Instant::now();
+        let mut reads_hidden = false;
         if let Some(scores) = self.ahead.after(ids) {
             chosen = choose(scores);
         } else {
             let rows_ahead = &mut self.ahead;
+            let is_prompt = self.timings.first_token.is_none();
+            let before = self.speculator.as_ref().map_or(&[][..], |speculator| speculator.reads_hidden(is_prompt));
+            reads_hidden = !before.is_empty();
             let mut evaluate = |drafts: &[u32]| {
                 rows_ahead.begin(ids.len(), drafts.to_vec());
                 let drafted = |(&id, pos): (&u32, usize)| BatchToken { id, seq: 0, pos, output: true };
                 let batch: Vec<_> = tokens.iter().copied().chain(drafts.iter().zip(ids.len()..).map(drafted)).collect();
                 let seq: &[usize] = if drafts.is_empty() { &[] } else { &[0] };
                 with_batch(&batch, &spans, seq, |batch| {
-                    evaluate(&mut **pass, batch, need, |row, scores| match row {
+                    evaluate(&mut **pass, batch, need, before, |row, scores| match row {
                         0 => chosen = choose(scores),
                         _ => rows_ahead.push(scores),
                     })
                 })
             };
-            match evaluate(&drafts) {
+            let hidden = match evaluate(&drafts) {
                 // There is room for the token without drafts.
                 Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) if !drafts.is_empty() => {
                     drafts.clear();
-                    evaluate(&[])?;
+                    evaluate(&[])?
                 }
                 outcome => outcome?,
-            }
+            };
+            let evaluated = tokens.iter().map(|token| token.id).chain(drafts.iter().copied()).collect();
+            let first = ids.len() - tokens.len();
+            self.evaluated = Some(LastEvaluated { first, ids: evaluated, n_drafts: drafts.len(), hidden });
         }
+        let evaluation = begun.elapsed();
         if matches!(chosen, Ok(None)) {
             self.ahead.clear();
             let last = [BatchToken { id: ids[last], seq: 0, pos: last, output: true }];
@@ -316,10 +357,11 @@ impl Sequence {
         let time = start.elapsed();
         if ahead {
             self.timings.accepted += 1;
-        } else if tokens.len() == 1
+        } else if n_pending == 1
+            && !(reads_hidden && drafts.is_empty())
             && let Some(speculator) = &mut self.speculator
         {
-            speculator.record_step(1, drafts.len(), time);
+            speculator.record_step(1, drafts.len(), evaluation);
         }
         self.timings.drafted += drafts.len();
         self.count(tokens.len(), time);
@@ -330,6 +372,18 @@ impl Sequence {
             }
         }
         Ok(chosen.expect("all logits are enough to choose from"))
+    }
+
+    /// Passes on to the drafter what was evaluated last, as far as it holds.
+    fn settle(&mut self) {
+        let (Some(last), Some(speculator)) = (self.evaluated.take(), &mut self.speculator) else { return };
+        let LastEvaluated { first, ids, n_drafts, hidden } = last;
+        let held = self.ids.get(first..).unwrap_or_default();
+        let n = ids.iter().zip(held).take_while(|(a, b)| a == b).count();
+        if n_drafts > 0 {
+            speculator.record_verified(0, n_drafts, n.saturating_sub(ids.len() - n_drafts));
+        }
+        speculator.observe(&hidden, 0, 0, first, &ids[..n]);
     }
 
     /// The drafts for the next step, in which at most `n_left` tokens are expected: the last token is not evaluated yet.
@@ -360,6 +414,7 @@ impl Sequence {
     /// The embedding of `ids`, or a reranker's scores. The sequence is empty afterwards.
     pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.check_prompt(ids)?;
+        self.evaluated = None;
         self.ahead.clear();
         self.ids.clear();
         self.span_keys.clear();

@@ -17,7 +17,6 @@ mod speculation;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use metal_attention::speculation::DrafterKind;
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Device, EngineOptions, ForwardPass, Model, ModelSpec, Profile};
 
@@ -27,6 +26,7 @@ use crate::interrupt;
 use crate::model_args::{ModelArgs, ModelsArgs};
 use crate::profile_args::ProfileArgs;
 use crate::progress::ProgressLine;
+use crate::speculation_args::SpeculationArgs;
 use crate::text_input::read_file;
 use compare::EarlierReport;
 use measure::BenchMeasurement;
@@ -111,17 +111,16 @@ pub struct Args {
     #[arg(long, group = "format")]
     markdown: bool,
 
-    /// Measure decode with this drafter instead, in turns with decode without drafts: ngram
-    #[arg(long, value_name = "DRAFTER", requires = "text", conflicts_with_all = ["compare", "csv", "markdown"])]
-    spec: Option<DrafterKind>,
-
-    /// The text that decides which drafts hold
-    #[arg(long, value_name = "FILE", requires = "spec", value_hint = clap::ValueHint::FilePath)]
+    /// Measure decode with drafts instead, in turns with decode without drafts, where this text decides which drafts hold
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "csv", "markdown"], value_hint = clap::ValueHint::FilePath)]
     text: Option<PathBuf>,
 
     /// Tokens of the text that are in the context before the measurement [default: half of them]
-    #[arg(long, value_name = "N", requires = "spec")]
+    #[arg(long, value_name = "N", requires = "text")]
     text_prompt: Option<usize>,
+
+    #[command(flatten)]
+    speculation: SpeculationArgs,
 
     /// Compare the results with those of an earlier --json
     #[arg(long, value_name = "FILE")]
@@ -169,9 +168,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     match &args.command {
         Some(Command::Encoder(args)) => encoder::run(args),
         Some(Command::Roofline(args)) => roofline::run(args),
-        None => match (args.spec, &args.text) {
-            (Some(drafter), Some(text)) => args.bench_drafts(drafter, text),
-            _ => args.bench(),
+        None => match &args.text {
+            Some(text) => args.bench_drafts(text),
+            None => args.bench(),
         },
     }
 }
@@ -221,13 +220,15 @@ impl Args {
     }
 
     /// Measures a drafter on a text.
-    fn bench_drafts(&self, drafter: DrafterKind, path: &Path) -> Result<(), CliError> {
+    fn bench_drafts(&self, path: &Path) -> Result<(), CliError> {
         let text = read_file(path)?;
         let _ctrl_c = interrupt::cancel_on_ctrl_c();
         let devices = if self.wgpu { vec![Device::Wgpu] } else { plan::distinct(&self.device) };
         let mut reports = Vec::new();
         for args in self.models.each() {
             let model = args.open()?;
+            let draft = self.speculation.draft_model(&args)?;
+            let open = |options: &EngineOptions| self.speculation.open(&model, draft.as_ref(), options);
             let ids = args.tokenizer(&model)?.encode(&text, EncodeOptions { add_special: true, parse_special: false });
             let n_prompt = self.text_prompt.unwrap_or(ids.len() / 2);
             if n_prompt == 0 || n_prompt + 2 > ids.len() {
@@ -243,7 +244,15 @@ impl Args {
                 let options = EngineOptions { device: device.clone(), n_threads, ..self.compute.options() };
                 for &batch in &self.batch {
                     let n_rounds = [self.warmup, self.iterations];
-                    let bench = SpeculationBench { drafter, text: path, prompt, generated, batch, n_rounds };
+                    let bench = SpeculationBench {
+                        open: &open,
+                        depth: self.speculation.depth(),
+                        text: path,
+                        prompt,
+                        generated,
+                        batch,
+                        n_rounds,
+                    };
                     match bench.measure(&model, &args.name(), &options)? {
                         Some(report) => reports.push(report),
                         None => {

@@ -8,8 +8,11 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use metal_attention::speculation::{DraftDepth, DraftRequest, DrafterKind, Speculation, Speculator};
-use metal_attention::{Batch, BatchToken, EngineOptions, Error, ForwardError, ForwardPass, Model, OutputKind, Outputs};
+use metal_attention::speculation::{Draft, DraftDepth, DraftRequest, SpeculativePass, Speculator};
+use metal_attention::{
+    Batch, BatchToken, EngineOptions, Error, ForwardError, ForwardPass, HiddenRequest, HiddenRows, Model, OutputKind,
+    Outputs, TracedTokens,
+};
 use serde::Serialize;
 
 use crate::cli_error::CliError;
@@ -17,8 +20,10 @@ use crate::progress::ProgressLine;
 
 /// What is measured.
 pub struct SpeculationBench<'a> {
-    /// The kind of drafter.
-    pub drafter: DrafterKind,
+    /// Sets up the model and its drafter.
+    pub open: &'a dyn Fn(&EngineOptions) -> Result<SpeculativePass, Error>,
+    /// How many drafts a step may have.
+    pub depth: DraftDepth,
     /// The text's name in the report.
     pub text: &'a Path,
     /// The tokens that are in the context before the timed part.
@@ -83,13 +88,14 @@ impl SpeculationBench<'_> {
         let loading = ProgressLine::spinner("loading the model");
         loading.weigh(model.gguf().tensor_bytes());
         let options = EngineOptions { n_ctx: Some(n_ctx), n_seq: self.batch, ..options.clone() };
-        let mut pass = model.forward_pass(&options)?;
+        let SpeculativePass { mut pass, drafter } = (self.open)(&options)?;
         drop(loading);
-        let Some(drafter) = (Speculation { drafter: self.drafter, ..Default::default() }).new_drafter() else {
+        let Some(drafter) = drafter else {
             return Err(CliError::Usage("--spec off has nothing to measure".into()));
         };
         let drafter_name = drafter.name();
-        let mut speculator = Speculator::new(drafter, DraftDepth::default());
+        let mut speculator = Speculator::new(drafter, self.depth);
+        speculator.time_plain_steps(&mut *pass, self.batch);
         let [n_warmup, n_timed] = self.n_rounds;
         let progress = ProgressLine::steps("measuring", (n_warmup + n_timed) as u64);
         progress.describe(format!("{name}, {drafter_name}, {} sequences", self.batch));
@@ -139,11 +145,10 @@ impl SpeculationBench<'_> {
     ) -> Result<(f64, Counts), ForwardError> {
         pass.reset();
         let text = [self.prompt, self.generated].concat();
+        // The choices of the model after each sequence.
         let mut own = Vec::new();
         for seq in 0..self.batch {
-            let token = |(pos, &id)| BatchToken { id, seq, pos, output: pos + 1 == self.prompt.len() };
-            let prompt: Vec<_> = self.prompt.iter().enumerate().map(token).collect();
-            own.push(pass.forward_greedy(&prompt)?[0]);
+            own.push(self.prefill(pass, &mut speculator, seq)?);
         }
         let start = Instant::now();
         let mut counts = Counts::default();
@@ -154,9 +159,8 @@ impl SpeculationBench<'_> {
             if running.is_empty() {
                 return Ok((start.elapsed().as_secs_f64(), counts));
             }
-            let step = Instant::now();
             let drafts = match &mut speculator {
-                None => Vec::new(),
+                None => vec![Draft::default(); running.len()],
                 Some(speculator) => {
                     let request = |&seq: &usize| DraftRequest {
                         seq,
@@ -169,40 +173,88 @@ impl SpeculationBench<'_> {
                 }
             };
             let n_drafts: usize = drafts.iter().map(|draft| draft.ids.len()).sum();
-            if n_drafts == 0 {
-                let token = |&seq: &usize| BatchToken { id: own[seq], seq, pos: known[seq] - 1, output: true };
-                let ids = pass.forward_greedy(&running.iter().map(token).collect::<Vec<_>>())?;
-                for (&seq, id) in running.iter().zip(ids) {
-                    own[seq] = id;
-                    known[seq] += 1;
+            let mut tokens = Vec::new();
+            let mut drafted = Vec::new();
+            for (&seq, draft) in running.iter().zip(&drafts) {
+                let ids = [own[seq]].into_iter().chain(draft.ids.iter().copied());
+                tokens.extend(ids.zip(known[seq] - 1..).map(|(id, pos)| BatchToken { id, seq, pos, output: true }));
+                drafted.extend((!draft.ids.is_empty()).then_some(seq));
+            }
+            let before = speculator.as_ref().map_or(Vec::new(), |speculator| speculator.reads_hidden(false).to_vec());
+            let step = Instant::now();
+            let (ids, hidden) = evaluate(pass, &tokens, &drafted, &before)?;
+            let time = step.elapsed();
+            let mut row = 0;
+            for (&seq, draft) in running.iter().zip(&drafts) {
+                let held = draft.ids.iter().zip(&text[known[seq]..]).take_while(|(id, want)| id == want).count();
+                own[seq] = ids[row + held];
+                if let Some(speculator) = &mut speculator {
+                    let first = known[seq] - 1;
+                    if !draft.ids.is_empty() {
+                        speculator.record_verified(seq, draft.ids.len(), held);
+                    }
+                    speculator.observe(&hidden, row, seq, first, &text[first..=first + held]);
                 }
-            } else {
-                let mut tokens = Vec::new();
-                let mut drafted = Vec::new();
-                for (&seq, draft) in running.iter().zip(&drafts) {
-                    let ids = [own[seq]].into_iter().chain(draft.ids.iter().copied());
-                    tokens.extend(ids.zip(known[seq] - 1..).map(|(id, pos)| BatchToken { id, seq, pos, output: true }));
-                    drafted.extend((!draft.ids.is_empty()).then_some(seq));
-                }
-                let batch = Batch { drafted: &drafted, ..Batch::from(&tokens[..]) };
-                let (Outputs::Ids(ids), _) = pass.forward_outputs(batch, OutputKind::Ids, &[])? else {
-                    return Err(ForwardError::Device { why: "it returned no ids".into() });
-                };
-                let mut row = 0;
-                for (&seq, draft) in running.iter().zip(&drafts) {
-                    let held = draft.ids.iter().zip(&text[known[seq]..]).take_while(|(id, want)| id == want).count();
-                    own[seq] = ids[row + held];
-                    row += 1 + draft.ids.len();
-                    known[seq] += 1 + held;
+                row += 1 + draft.ids.len();
+                known[seq] += 1 + held;
+                if !draft.ids.is_empty() {
                     pass.rewind(seq, known[seq] - 1);
-                    counts.accepted += held;
                 }
+                counts.accepted += held;
             }
             counts.steps += 1;
             counts.drafted += n_drafts;
-            if let Some(speculator) = &mut speculator {
-                speculator.record_step(running.len(), n_drafts, step.elapsed());
+            if let Some(speculator) = speculator.as_mut().filter(|_| n_drafts > 0 || before.is_empty()) {
+                speculator.record_step(running.len(), n_drafts, time);
             }
+        }
+    }
+
+    /// Evaluates the prompt in sequence `seq`. Returns the model's choice after it.
+    fn prefill(
+        &self,
+        pass: &mut dyn ForwardPass,
+        speculator: &mut Option<&mut Speculator>,
+        seq: usize,
+    ) -> Result<u32, ForwardError> {
+        let mut chosen = 0;
+        for (i, ids) in self.prompt.chunks(pass.n_ubatch()).enumerate() {
+            let first = i * pass.n_ubatch();
+            let token = |(i, &id): (usize, &u32)| BatchToken {
+                id,
+                seq,
+                pos: first + i,
+                output: first + i + 1 == self.prompt.len(),
+            };
+            let chunk: Vec<_> = ids.iter().enumerate().map(token).collect();
+            let before = speculator.as_ref().map_or(Vec::new(), |speculator| speculator.reads_hidden(true).to_vec());
+            let (ids, hidden) = evaluate(pass, &chunk, &[], &before)?;
+            chosen = ids.first().copied().unwrap_or(chosen);
+            if let Some(speculator) = speculator {
+                speculator.observe(&hidden, 0, seq, first, &self.prompt[first..first + chunk.len()]);
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+/// Evaluates a batch. Returns the model's choice after each output token, and the hidden rows of all tokens before the layers
+/// `before`.
+fn evaluate(
+    pass: &mut dyn ForwardPass,
+    tokens: &[BatchToken],
+    drafted: &[usize],
+    before: &[usize],
+) -> Result<(Vec<u32>, HiddenRows), ForwardError> {
+    if drafted.is_empty() && before.is_empty() {
+        return Ok((pass.forward_greedy(tokens)?, HiddenRows::default()));
+    }
+    let batch = Batch { drafted, ..Batch::from(tokens) };
+    let request = HiddenRequest { before, tokens: TracedTokens::All };
+    match pass.forward_with_hidden(batch, OutputKind::Ids, request)? {
+        (Outputs::Ids(ids), hidden) => Ok((ids, hidden)),
+        (Outputs::Logits(_) | Outputs::Hidden(_) | Outputs::TopK(_), _) => {
+            Err(ForwardError::Device { why: "it returned no ids".into() })
         }
     }
 }
@@ -243,6 +295,7 @@ fn line(report: &SpeculationReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use metal_attention::speculation::{DrafterKind, Speculation};
     use metal_attention::{Device, Model};
 
     use super::*;
@@ -254,7 +307,11 @@ mod tests {
         let page: Vec<u32> = (10..60).collect();
         let bench = |generated: &[u32], batch| {
             let bench = SpeculationBench {
-                drafter: DrafterKind::Ngram,
+                open: &|options| {
+                    let ngram = Speculation { drafter: DrafterKind::Ngram, ..Default::default() };
+                    SpeculativePass::new(&model, options, ngram)
+                },
+                depth: DraftDepth::default(),
                 text: Path::new("page.txt"),
                 prompt: &page,
                 generated,

@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use metal_attention::Generator;
 use metal_attention::scheduler::SchedulerOptions;
+use metal_attention::speculation::SpeculativePass;
 use metal_attention_chat::{ChatTemplate, Message, ReasoningSetting, Role};
 
 use crate::cli_error::CliError;
@@ -204,8 +205,11 @@ pub fn talk(args: &ChatSetup, first: Option<String>) -> Result<(), CliError> {
         None => (None, loading),
     };
     loading.weigh(model.gguf().tensor_bytes());
-    let mut generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
-    generator.set_speculation(args.speculation.options());
+    let engine = args.engine.options(&model);
+    let draft = args.speculation.draft_model(args.model)?;
+    let SpeculativePass { pass, drafter } = args.speculation.open(&model, draft.as_ref(), &engine)?;
+    let mut generator = Generator::with_pass(&model, pass, sampling.clone())?;
+    generator.set_drafter(drafter, args.speculation.depth());
     drop(loading);
     generator.keep_prompt_ends(SchedulerOptions::default_cache_ram());
 

@@ -369,7 +369,7 @@ impl<E: Executor> ForwardPass for Session<E> {
             return Err(ForwardError::LayerOutOfRange { layer, n_layer });
         }
         if hidden_before.is_empty() {
-            return Ok((self.outputs(batch, kind, None)?, HiddenRows::new(Vec::new(), 0)));
+            return Ok((self.outputs(batch, kind, None)?, HiddenRows::default()));
         }
         let mut layers = hidden_before.to_vec();
         layers.sort_unstable();
@@ -394,7 +394,7 @@ impl<E: Executor> ForwardPass for Session<E> {
         };
         let trace = LayerTrace { before: &layers, tokens: of_tokens, rows: &mut keep };
         let outputs = self.outputs(batch, kind, Some(trace))?;
-        Ok((outputs, HiddenRows::new(hidden, of_layer)))
+        Ok((outputs, HiddenRows::new(hidden, of_layer, n_embd)))
     }
 
     fn forward_traced(

@@ -38,7 +38,7 @@ fn server_with_replicas(n: usize) -> (Server, Vec<ReplicaControls>) {
         let engine = options.engine(&model, &engine);
         let pass =
             |ReplicaControls { panic_in, log }| Controls { panic_in, log, ..Default::default() }.pass(&model, &engine);
-        let passes = moved.into_iter().map(pass).collect();
+        let passes = moved.into_iter().map(|controls| pass(controls).into()).collect();
         Ok(LoadedModel::start_replicas(model.clone(), passes, &options).unwrap())
     });
     server.wait_until_ready();

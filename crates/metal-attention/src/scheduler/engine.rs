@@ -102,7 +102,6 @@ impl<'t> Engine<'t> {
         options: SchedulerOptions,
         SchedulerParts { observer, drafter }: SchedulerParts,
     ) -> Self {
-        let drafter = drafter.or_else(|| options.speculation.new_drafter());
         let n_batch = options.n_batch.unwrap_or(pass.n_ubatch().max(options.n_parallel));
         Self {
             block_tree: observer.map(|observer| BlockTree::new(pass.cache_pages().page_len, pass.n_seq(), observer)),
@@ -113,7 +112,7 @@ impl<'t> Engine<'t> {
             tokenizer,
             shared,
             batch_sizer: BatchSizer::new(n_batch),
-            speculator: drafter.map(|drafter| Speculator::new(drafter, options.speculation.depth)),
+            speculator: drafter.map(|drafter| Speculator::new(drafter, options.draft_depth)),
             options,
             running: Vec::new(),
             preempted: Vec::new(),
@@ -128,6 +127,9 @@ impl<'t> Engine<'t> {
 
     /// Runs until the scheduler is closed and nothing is left to do.
     pub fn run(&mut self) {
+        if let Some(speculator) = &mut self.speculator {
+            speculator.time_plain_steps(&mut *self.pass, self.options.n_parallel);
+        }
         loop {
             if self.is_idle() {
                 self.publish();
@@ -266,6 +268,9 @@ impl<'t> Engine<'t> {
     pub fn evict(&mut self, seq: usize) {
         self.pass.rewind(seq, 0);
         self.cache_sequences.clear(seq);
+        if let Some(speculator) = &mut self.speculator {
+            speculator.forget(seq);
+        }
     }
 
     /// Empties an idle cache sequence; its tokens' pages go to the prefix store, if there is room.

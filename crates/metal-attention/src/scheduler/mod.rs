@@ -60,7 +60,7 @@ use std::time::{Duration, Instant};
 
 use crate::prompt::{PromptLimits, span_keys};
 use crate::sampling::Sampler;
-use crate::speculation::{Drafter, Speculation};
+use crate::speculation::{DraftDepth, Drafter};
 use crate::tokenizer::Tokenizer;
 use crate::{EngineOptions, ForwardError, ForwardPass, Model};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -97,8 +97,8 @@ pub struct SchedulerOptions {
     /// Time slice: how long a sequence runs before it may be preempted for a client without a slot. Counted from its
     /// first new token.
     pub time_slice: Duration,
-    /// Which drafter proposes tokens, so that a step may give a sequence several.
-    pub speculation: Speculation,
+    /// How many drafts of a sequence a step may have, where there is a drafter ([`SchedulerParts::drafter`]).
+    pub draft_depth: DraftDepth,
     /// Bytes of main memory for sequences evicted from the KV cache; a prompt that begins like one of them restores it.
     /// A client with a key finds only its own. 0: none. See [`default_cache_ram`](Self::default_cache_ram).
     pub cache_ram: u64,
@@ -113,7 +113,7 @@ impl Default for SchedulerOptions {
             n_queue: 256,
             n_batch: None,
             time_slice: Duration::from_millis(250),
-            speculation: Speculation::default(),
+            draft_depth: DraftDepth::default(),
             cache_ram: 0,
             cache_disk: None,
         }
@@ -125,7 +125,7 @@ impl Default for SchedulerOptions {
 pub struct SchedulerParts {
     /// Is called when the pages change that the KV cache holds for later prompts.
     pub observer: Option<CacheObserver>,
-    /// Proposes drafts in the place of the drafter of [`SchedulerOptions::speculation`], whose depth applies.
+    /// Proposes drafts; `None`: a step gives each sequence one token.
     pub drafter: Option<Box<dyn Drafter>>,
 }
 

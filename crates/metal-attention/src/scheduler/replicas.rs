@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::prompt::PrefixKey;
-use crate::{ForwardPass, HostSnapshot, Model};
+use crate::speculation::SpeculativePass;
+use crate::{HostSnapshot, Model};
 
 use super::queue::RequestedOutput;
 use super::{
@@ -125,25 +126,25 @@ fn by_preference(mut candidates: Vec<ReplicaCandidate>, n_parallel: usize) -> Ve
 }
 
 impl Replicas {
-    /// Starts a scheduler over each of `passes`, equal forward passes of `model`. An error if there are none, or a
+    /// Starts a scheduler over each of `passes`, equal forward passes of `model` with equal drafters. An error if there are none, or a
     /// scheduler does not start. Only with several replicas are their KV caches observed.
     pub fn start(
-        passes: Vec<Box<dyn ForwardPass>>,
+        passes: Vec<SpeculativePass>,
         model: &Arc<Model>,
         options: &SchedulerOptions,
     ) -> Result<Self, StartError> {
         let Some(first) = passes.first() else {
             return Err(StartError::Option { option: "replicas", value: 0, allowed: "at least 1".into() });
         };
-        let page_len = first.cache_pages().page_len;
+        let page_len = first.pass.cache_pages().page_len;
         let is_observed = passes.len() > 1;
-        let start = |pass: Box<dyn ForwardPass>| {
+        let start = |SpeculativePass { pass, drafter }: SpeculativePass| {
             let held = Arc::new(Mutex::new(HeldPages::default()));
             let observed = Arc::clone(&held);
             let (model, options) = (Arc::clone(model), options.clone());
             let observer: CacheObserver =
                 Box::new(move |event| observed.lock().unwrap_or_else(PoisonError::into_inner).add(event));
-            let parts = SchedulerParts { observer: is_observed.then_some(observer), ..Default::default() };
+            let parts = SchedulerParts { observer: is_observed.then_some(observer), drafter };
             Ok(Replica { scheduler: Scheduler::start_with(pass, model, options, parts)?, held })
         };
         let all = passes.into_iter().map(start).collect::<Result<Vec<_>, StartError>>()?;

@@ -85,13 +85,18 @@ impl Engine<'_> {
             }
             let n_generated_before = self.n_generated();
             let start = Instant::now();
-            match self.evaluate(&batch) {
+            let is_prompt = batch.tokens.len() - batch.n_drafts() > batch.n_decode;
+            let hidden =
+                self.speculator.as_ref().map_or(&[][..], |speculator| speculator.reads_hidden(is_prompt)).to_vec();
+            let reads_hidden = !hidden.is_empty();
+            match self.evaluate(&batch, &hidden) {
                 Ok((mut outcomes, n_accepted)) => {
                     let (time, n_drafts) = (start.elapsed(), batch.n_drafts());
                     self.batch_sizer.record_step(batch.tokens.len(), time);
                     // Steps with prefill chunks are no measure of what drafts cost.
                     let n_decode = batch.tokens.len() - n_drafts;
-                    if let Some(speculator) = self.speculator.as_mut().filter(|_| n_decode == batch.n_decode) {
+                    let is_decode = n_decode == batch.n_decode && (n_drafts > 0 || !reads_hidden);
+                    if let Some(speculator) = self.speculator.as_mut().filter(|_| is_decode) {
                         speculator.record_step(n_decode, n_drafts, time);
                     }
                     self.start_time_slices();
@@ -255,7 +260,7 @@ impl Engine<'_> {
     ///
     /// If only the second evaluation fails, the error is the outcome of the sequences it was for. It does not run out
     /// of pages or state slots: it needs those of the tokens that were taken back, which are free again.
-    fn evaluate(&mut self, batch: &BatchPlan) -> Result<(SequenceOutcomes, u64), ForwardError> {
+    fn evaluate(&mut self, batch: &BatchPlan, hidden: &[usize]) -> Result<(SequenceOutcomes, u64), ForwardError> {
         let max_top_k = self.pass.max_top_k();
         let required_by = |scores_use: &ScoresUse| match *scores_use {
             ScoresUse::Sample(i, _) => self.running[i].sequence.required_scores(max_top_k),
@@ -263,7 +268,7 @@ impl Engine<'_> {
         };
         // `RequiredScores` are ordered by cost. For a batch without rows any value will do.
         let required = batch.scores_uses.iter().map(required_by).max().unwrap_or(RequiredScores::Logits);
-        let Self { pass, running, .. } = self;
+        let Self { pass, running, speculator, .. } = self;
         let n_ctx = pass.n_ctx();
         let mut outcomes: SequenceOutcomes = Vec::new();
         // Indices in `running` of the sequences that need all logits.
@@ -298,13 +303,29 @@ impl Engine<'_> {
             }
         };
         let drafted: Vec<usize> = batch.drafted.iter().map(|(_, seq, _)| *seq).collect();
-        with_batch(&batch.tokens, &batch.spans, &drafted, |batch| choice::evaluate(&mut **pass, batch, required, row))?;
+        let hidden = with_batch(&batch.tokens, &batch.spans, &drafted, |batch| {
+            choice::evaluate(&mut **pass, batch, required, hidden, row)
+        })?;
         for &(i, seq, n_drafts) in &batch.drafted {
             let n_held = held.iter().filter(|of| **of == i).count();
             running[i].sequence.count_drafts(n_drafts, n_held);
+            if let Some(speculator) = speculator {
+                speculator.record_verified(seq, n_drafts, n_held);
+            }
             let n = pass.n_past(seq) - n_drafts + n_held;
             let reached = rewind(&mut **pass, seq, running[i].sequence.key(), n);
             assert_eq!(reached, n, "drafts can always be cut back");
+        }
+        if let Some(speculator) = speculator.as_mut().filter(|_| hidden.n_layers() > 0) {
+            let mut row = 0;
+            for tokens in batch.tokens.chunk_by(|a, b| a.seq == b.seq) {
+                let (seq, first) = (tokens[0].seq, tokens[0].pos);
+                // What was cut back does not hold.
+                let n = tokens.len().min(pass.n_past(seq).saturating_sub(first));
+                let ids: Vec<u32> = tokens[..n].iter().map(|token| token.id).collect();
+                speculator.observe(&hidden, row, seq, first, &ids);
+                row += tokens.len();
+            }
         }
         let last_token = |&i: &usize| {
             let (ids, seq) = (&running[i].sequence.ids, running[i].cache_seq);

@@ -51,7 +51,7 @@ impl StepCosts {
     /// cost of a step without drafts is known. `probabilities`: that each draft holds with all before it in its sequence, highest
     /// first. `drafting`: seconds that it takes to propose them.
     pub fn best_depth(&self, n_seq: usize, probabilities: &[f32], drafting: f64) -> (usize, f64) {
-        let Some(plain) = self.plain.known(n_seq) else { return (0, 0.0) };
+        let Some(plain) = self.plain.between(n_seq) else { return (0, 0.0) };
         let mut best = (0, n_seq as f64 / plain);
         let mut tokens = n_seq as f64;
         // Steps of more rows are not timed.
@@ -68,7 +68,7 @@ impl StepCosts {
 
     /// Whether the cost of a step over `n_seq` sequences without drafts is known.
     pub fn is_known(&self, n_seq: usize) -> bool {
-        self.plain.known(n_seq).is_some()
+        self.plain.between(n_seq).is_some()
     }
 
     /// The seconds of a step of `n_rows` rows with drafts, by the known ones and the step without drafts, `plain`: its rows and
@@ -90,6 +90,14 @@ impl Averages {
     fn known(&self, n_rows: usize) -> Option<f64> {
         let average = self.0.get(n_rows.checked_sub(1)?).copied().flatten();
         average.filter(|average| average.is_known).map(|average| average.seconds)
+    }
+
+    /// The seconds of a step of `n_rows` rows, on the line through those next to it if they are not known themselves. `None` if
+    /// none on one side of it are known.
+    fn between(&self, n_rows: usize) -> Option<f64> {
+        let known = |n: usize| Some((n, self.known(n)?));
+        let ((n, a), (m, b)) = ((1..=n_rows).rev().find_map(known)?, (n_rows..=MAX_ROWS).find_map(known)?);
+        Some(if n == m { a } else { a + (b - a) * (n_rows - n) as f64 / (m - n) as f64 })
     }
 
     fn record(&mut self, n_rows: usize, seconds: f64) {

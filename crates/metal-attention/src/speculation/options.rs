@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Drafter, NgramDrafter};
-
 /// Maximum number of drafts of a sequence in one step.
 pub const MAX_DRAFTS: usize = 64;
 
@@ -15,16 +13,6 @@ pub struct Speculation {
     pub drafter: DrafterKind,
     /// How many drafts of a sequence are evaluated in a step.
     pub depth: DraftDepth,
-}
-
-impl Speculation {
-    /// A new drafter; `None`: none.
-    pub fn new_drafter(self) -> Option<Box<dyn Drafter>> {
-        match self.drafter {
-            DrafterKind::Off => None,
-            DrafterKind::Ngram | DrafterKind::Auto => Some(Box::<NgramDrafter>::default()),
-        }
-    }
 }
 
 /// How many drafts of a sequence are evaluated in a step.
@@ -59,19 +47,22 @@ pub enum DrafterKind {
     Off,
     /// N-grams of the sequence itself.
     Ngram,
-    /// The best that the model has: n-grams.
+    /// The prediction heads (multi-token prediction) in the model's file.
+    Mtp,
+    /// The best that the model has: its prediction heads, or else n-grams.
     Auto,
 }
 
 impl DrafterKind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Off, Self::Ngram, Self::Auto];
+    pub const ALL: [Self; 4] = [Self::Off, Self::Ngram, Self::Mtp, Self::Auto];
 
     /// Its name, as in `--spec ngram`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::Ngram => "ngram",
+            Self::Mtp => "mtp",
             Self::Auto => "auto",
         }
     }
@@ -108,6 +99,6 @@ mod tests {
             assert_eq!(kind.name().parse(), Ok(kind));
         }
         let error = "mtb".parse::<DrafterKind>().unwrap_err().to_string();
-        assert_eq!(error, "there is no drafter \"mtb\"; choose one of off, ngram, auto");
+        assert_eq!(error, "there is no drafter \"mtb\"; choose one of off, ngram, mtp, auto");
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::confidence::Acceptance;
 use super::{Draft, DraftDepth, DraftRequest, Drafter, Evaluated, StepCosts};
-use crate::ForwardError;
+use crate::{BatchToken, ForwardError, ForwardPass, HiddenRows};
 
 /// The probability that a token holds which a constraint forces: the model may spell the text otherwise.
 const FORCED_CONFIDENCE: f32 = 0.9;
@@ -14,6 +14,9 @@ const TRIAL: usize = 8;
 
 /// Steps of the first pause, and of the longest; each is twice as long as the one before.
 const PAUSES: [usize; 2] = [256, 4096];
+
+/// Decode steps of which the second half is timed.
+const PLAIN_STEPS: usize = 12;
 
 /// Weight of the latest proposal in the average of what one costs.
 const LATEST: f64 = 0.2;
@@ -63,6 +66,39 @@ impl Speculator {
         }
     }
 
+    /// Times decode steps without drafts over 1, 2, 4, ... up to `n_seq` sequences of `pass`, which are empty, if the drafter reads
+    /// hidden rows: steps that return such rows do not run ahead, so that without this it would not be known what steps cost
+    /// without a drafter. Takes a few steps.
+    pub fn time_plain_steps(&mut self, pass: &mut dyn ForwardPass, n_seq: usize) {
+        if self.drafter.reads_hidden().is_empty() || !pass.spec().generates_text() {
+            return;
+        }
+        let n_seq = n_seq.min(pass.n_seq());
+        for size in (0..).map(|i| 1 << i).take_while(|&size| size < n_seq).chain([n_seq]) {
+            if let Err(why) = self.time_steps(pass, size) {
+                tracing::debug!("decode steps of {size} sequences were not timed: {why}");
+            }
+            for seq in 0..size {
+                pass.rewind(seq, 0);
+            }
+        }
+    }
+
+    fn time_steps(&mut self, pass: &mut dyn ForwardPass, n_seq: usize) -> Result<(), ForwardError> {
+        let mut ids = vec![0; n_seq];
+        for pos in 0..PLAIN_STEPS.min(pass.n_ctx()) {
+            let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos, output: true };
+            let batch: Vec<_> = ids.iter().enumerate().map(token).collect();
+            let start = Instant::now();
+            ids = pass.forward_greedy(&batch)?;
+            // The first steps are not submitted ahead.
+            if pos >= PLAIN_STEPS / 2 {
+                self.costs.record(n_seq, 0, start.elapsed());
+            }
+        }
+        Ok(())
+    }
+
     /// The most drafts of a sequence in a step.
     pub fn max_depth(&self) -> usize {
         self.depth.max()
@@ -82,8 +118,14 @@ impl Speculator {
         }
     }
 
-    /// Passes on what the target has evaluated, in an evaluation that returned hidden rows.
-    pub fn observe(&mut self, evaluated: Evaluated<'_>) {
+    /// Passes on that the target has evaluated the inputs `ids` of sequence `seq`, from position `first` on, whose hidden rows are
+    /// those of `hidden` from `row` on. No effect if `hidden` has no rows.
+    pub fn observe(&mut self, hidden: &HiddenRows, row: usize, seq: usize, first: usize, ids: &[u32]) {
+        let rows: Vec<&[f32]> = (0..hidden.n_layers()).map(|i| hidden.rows_of_layer(i, row..row + ids.len())).collect();
+        if rows.is_empty() || ids.is_empty() {
+            return;
+        }
+        let evaluated = Evaluated { seq, first, ids, hidden: &rows };
         let start = Instant::now();
         if let Err(why) = self.drafter.observe(evaluated) {
             tracing::warn!("the {} drafter failed: {why}", self.drafter.name());

@@ -7,11 +7,14 @@ use std::sync::Arc;
 use metal_attention::gguf::GgufFile;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Request, Scheduler, SchedulerOptions, SchedulerParts};
-use metal_attention::speculation::{Draft, DraftDepth, DraftRequest, Drafter, NgramDrafter};
+use metal_attention::speculation::{
+    Draft, DraftDepth, DraftModel, DraftModelOptions, DraftRequest, Drafter, DrafterKind, NgramDrafter, Speculation,
+    SpeculativePass,
+};
 use metal_attention::{
     Device, EngineOptions, ForwardError, GenerateOptions, Generator, MemoryUse, Model, ModelOptions,
 };
-use metal_attention_testing::models::more_architectures;
+use metal_attention_testing::models::{draft_models, more_architectures, with_heads};
 
 use crate::scheduler::support::read;
 
@@ -110,11 +113,12 @@ fn engine(n_seq: usize) -> EngineOptions {
     EngineOptions { device: Device::Cpu, n_ctx: Some(160), n_seq, n_threads: Some(2), ..Default::default() }
 }
 
+fn open(bytes: &[u8]) -> Model {
+    Model::from_gguf(GgufFile::from_bytes(bytes).unwrap(), &ModelOptions::default()).unwrap()
+}
+
 fn models() -> impl Iterator<Item = (&'static str, Model)> {
-    let read = |name: &'static str| {
-        let file = GgufFile::from_bytes(&more_architectures()[name]).unwrap();
-        (name, Model::from_gguf(file, &ModelOptions::default()).unwrap())
-    };
+    let read = |name: &'static str| (name, open(&more_architectures()[name]));
     MODELS.into_iter().map(read).chain([("the built-in model", Model::built_in().unwrap())])
 }
 
@@ -129,74 +133,146 @@ fn text(generator: &mut Generator, task: &Task) -> (Vec<u32>, usize, usize) {
     (generator.ids().to_vec(), timings.drafted, timings.accepted)
 }
 
+/// The texts of a model without drafts.
+fn plain_texts(model: &Model, tasks: &[Task]) -> Vec<Vec<u32>> {
+    let mut generator = Generator::new(model, &engine(1), SamplerOptions::greedy()).unwrap();
+    tasks.iter().map(|task| text(&mut generator, task).0).collect()
+}
+
+/// Makes a forward pass with a drafter.
+type Speculative<'a> = &'a dyn Fn(&EngineOptions) -> SpeculativePass;
+
+/// Checks that the texts with drafts are `texts`. Returns the numbers of drafts that were evaluated and that held.
+fn check_alone(
+    name: &str,
+    model: &Model,
+    new: Speculative<'_>,
+    depth: DraftDepth,
+    tasks: &[Task],
+    texts: &[Vec<u32>],
+) -> [usize; 2] {
+    let SpeculativePass { pass, drafter } = new(&engine(1));
+    let mut generator = Generator::with_pass(model, pass, SamplerOptions::greedy()).unwrap();
+    generator.set_drafter(drafter, depth);
+    let mut counts = [0; 2];
+    for (task, want) in tasks.iter().zip(texts) {
+        let (ids, drafted, accepted) = text(&mut generator, task);
+        assert_eq!(&ids, want, "{name} after {:?} with {}", task.prompt, task.sampling.temperature);
+        counts = [counts[0] + drafted, counts[1] + accepted];
+    }
+    counts
+}
+
+/// [`check_alone`] with several sequences in a batch, each with its own number of drafts.
+fn check_together(
+    name: &str,
+    model: &Model,
+    new: Speculative<'_>,
+    depth: DraftDepth,
+    tasks: &[Task],
+    texts: &[Vec<u32>],
+) -> [usize; 2] {
+    let options = SchedulerOptions { n_parallel: 4, draft_depth: depth, ..Default::default() };
+    let SpeculativePass { pass, drafter } = new(&engine(6));
+    let parts = SchedulerParts { drafter, ..Default::default() };
+    let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts).unwrap();
+    let submit = |task: &Task| {
+        let request = Request {
+            prompt: task.prompt.clone().into(),
+            sampling: task.sampling.clone(),
+            max_tokens: Some(N),
+            min_tokens: task.min_tokens,
+            ..Default::default()
+        };
+        scheduler.submit(request).unwrap()
+    };
+    let events: Vec<_> = tasks.iter().map(submit).collect();
+    let mut n_generated = 0;
+    for ((events, task), want) in events.into_iter().zip(tasks).zip(texts) {
+        let answer = read(events);
+        assert_eq!(answer.error, None);
+        assert_eq!([&task.prompt[..], &answer.ids].concat(), *want, "{name}");
+        n_generated += answer.ids.len();
+    }
+    let metrics = scheduler.metrics();
+    assert_eq!(metrics.generated_tokens as usize, n_generated, "{name}");
+    [metrics.drafted_tokens as usize, metrics.accepted_tokens as usize]
+}
+
 /// Without drafts, then with those of an oracle and of n-grams.
 #[test]
 fn drafts_do_not_change_texts() {
-    let (mut n_texts, mut n_drafted, mut n_accepted) = (0, [0; 2], [0; 2]);
+    let (mut n_texts, mut counts) = (0, [[0; 2]; 2]);
     for (name, model) in models() {
         let n_vocab = model.spec().n_vocab;
         let tasks = tasks(N_PROMPTS, n_vocab);
-        let mut generator = Generator::new(&model, &engine(1), SamplerOptions::greedy()).unwrap();
-        let texts: Vec<_> = tasks.iter().map(|task| text(&mut generator, task).0).collect();
-        let oracle = Oracle { texts: Arc::new(texts.clone()), numbers: Numbers(77), n_vocab };
-        let drafters: [Box<dyn Drafter>; 2] = [Box::new(oracle), Box::<NgramDrafter>::default()];
-        for (i, drafter) in drafters.into_iter().enumerate() {
-            generator.set_drafter(Some(drafter), DraftDepth::Fixed(1 + 3 * i + n_texts % 5));
-            for (task, want) in tasks.iter().zip(&texts) {
-                let (ids, drafted, accepted) = text(&mut generator, task);
-                assert_eq!(&ids, want, "{name} after {:?} with {}", task.prompt, task.sampling.temperature);
-                n_drafted[i] += drafted;
-                n_accepted[i] += accepted;
-            }
+        let texts = Arc::new(plain_texts(&model, &tasks));
+        let with = |drafter: Box<dyn Drafter>, options: &EngineOptions| SpeculativePass {
+            pass: model.forward_pass(options).unwrap(),
+            drafter: Some(drafter),
+        };
+        let oracle = || Oracle { texts: Arc::clone(&texts), numbers: Numbers(77), n_vocab };
+        let oracles = |options: &EngineOptions| with(Box::new(oracle()), options);
+        let ngrams = |options: &EngineOptions| with(Box::<NgramDrafter>::default(), options);
+        let few = 24;
+        let depths = [1 + n_texts % 5, 4 + n_texts % 5].map(DraftDepth::Fixed);
+        for ((new, depth), sum) in [&oracles as Speculative<'_>, &ngrams].into_iter().zip(depths).zip(&mut counts) {
+            let alone = check_alone(name, &model, new, depth, &tasks, &texts);
+            let together = check_together(name, &model, new, depth, &tasks[..few], &texts[..few]);
+            *sum = [0, 1].map(|i| sum[i] + alone[i] + together[i]);
         }
         n_texts += texts.len();
     }
     assert!(n_texts > 1000);
-    for (drafted, accepted) in n_drafted.into_iter().zip(n_accepted) {
+    for [drafted, accepted] in counts {
         assert!(drafted > 1000 && accepted > 100 && accepted < drafted, "{accepted} of {drafted}");
     }
 }
 
-/// Several sequences in a batch, each with its own number of drafts.
+/// With the prediction heads of models' files, of each architecture that has some.
 #[test]
-fn drafts_do_not_change_texts_of_a_scheduler() {
-    for (name, model) in models() {
-        let n_vocab = model.spec().n_vocab;
-        let tasks = tasks(24, n_vocab);
-        let mut generator = Generator::new(&model, &engine(1), SamplerOptions::greedy()).unwrap();
-        let texts: Arc<Vec<_>> = Arc::new(tasks.iter().map(|task| text(&mut generator, task).0).collect());
-        let drafters: [Box<dyn Drafter>; 2] = [
-            Box::new(Oracle { texts: Arc::clone(&texts), numbers: Numbers(5), n_vocab }),
-            Box::<NgramDrafter>::default(),
-        ];
-        for drafter in drafters {
-            let speculation =
-                metal_attention::speculation::Speculation { depth: DraftDepth::Fixed(6), ..Default::default() };
-            let options = SchedulerOptions { n_parallel: 4, speculation, ..Default::default() };
-            let parts = SchedulerParts { drafter: Some(drafter), ..Default::default() };
-            let pass = model.forward_pass(&engine(6)).unwrap();
-            let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts).unwrap();
-            let submit = |task: &Task| {
-                let request = Request {
-                    prompt: task.prompt.clone().into(),
-                    sampling: task.sampling.clone(),
-                    max_tokens: Some(N),
-                    min_tokens: task.min_tokens,
-                    ..Default::default()
-                };
-                scheduler.submit(request).unwrap()
-            };
-            let events: Vec<_> = tasks.iter().map(submit).collect();
-            let mut n_generated = 0;
-            for ((events, task), want) in events.into_iter().zip(&tasks).zip(&*texts) {
-                let answer = read(events);
-                assert_eq!(answer.error, None);
-                assert_eq!([&task.prompt[..], &answer.ids].concat(), *want, "{name}");
-                n_generated += answer.ids.len();
-            }
-            let metrics = scheduler.metrics();
-            assert_eq!(metrics.generated_tokens as usize, n_generated, "{name}");
-            assert!(metrics.accepted_tokens <= metrics.drafted_tokens, "{name}");
-        }
+fn drafts_of_prediction_heads_do_not_change_texts() {
+    let mut counts = [0; 2];
+    let mut n_texts = 0;
+    for name in ["qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2", "hy_v3", "nemotron_h_moe", "step35"] {
+        let model = open(&with_heads(&format!("{name}.gguf")));
+        let tasks = tasks(130, model.spec().n_vocab);
+        let texts = plain_texts(&model, &tasks);
+        let mtp = |options: &EngineOptions| {
+            let speculation = Speculation { drafter: DrafterKind::Mtp, ..Default::default() };
+            SpeculativePass::new(&model, options, speculation).unwrap()
+        };
+        let few = 24;
+        let alone = check_alone(name, &model, &mtp, DraftDepth::Fixed(3), &tasks, &texts);
+        let together = check_together(name, &model, &mtp, DraftDepth::Fixed(2), &tasks[..few], &texts[..few]);
+        counts = [0, 1].map(|i| counts[i] + alone[i] + together[i]);
+        // As few or many as pay.
+        check_alone(name, &model, &mtp, DraftDepth::default(), &tasks[..few], &texts[..few]);
+        n_texts += texts.len();
+    }
+    assert!(n_texts > 1000);
+    let [drafted, accepted] = counts;
+    assert!(drafted > 1000 && accepted > 0 && accepted < drafted, "{accepted} of {drafted}");
+}
+
+/// With a second model, of the same and of another vocabulary.
+#[test]
+fn drafts_of_a_model_do_not_change_texts() {
+    let files = draft_models();
+    let target = open(&files["draft-same.gguf"]);
+    let tasks = tasks(520, target.spec().n_vocab);
+    let texts = plain_texts(&target, &tasks);
+    for name in ["draft-same-drafter.gguf", "draft-other-drafter.gguf", "draft-same.gguf"] {
+        let draft = open(&files[name]);
+        let new = |options: &EngineOptions| SpeculativePass {
+            pass: target.forward_pass(options).unwrap(),
+            drafter: Some(Box::new(DraftModel::new(&target, &draft, options, DraftModelOptions::default()).unwrap())),
+        };
+        let alone = check_alone(name, &target, &new, DraftDepth::Fixed(4), &tasks, &texts);
+        let together = check_together(name, &target, &new, DraftDepth::Fixed(3), &tasks[..100], &texts[..100]);
+        let [drafted, accepted] = [0, 1].map(|i| alone[i] + together[i]);
+        assert!(drafted > 1000 && accepted <= drafted, "{accepted} of {drafted}");
+        // A model drafts what it writes itself.
+        assert!(name != "draft-same.gguf" || 3 * accepted > drafted, "{accepted} of {drafted}");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use metal_attention::gguf::Tensor;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
+use metal_attention::speculation::SpeculativePass;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, PictureEncoder, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
@@ -73,17 +74,17 @@ fn evaluate_first(pass: &mut dyn ForwardPass) -> Result<(), LoadError> {
 impl LoadedModel {
     /// Starts a scheduler over `pass`, a forward pass of `model`, after it has evaluated a first token.
     pub fn start(model: Model, pass: Box<dyn ForwardPass>, options: &SchedulerOptions) -> Result<Self, LoadError> {
-        Self::start_replicas(model, vec![pass], options)
+        Self::start_replicas(model, vec![pass.into()], options)
     }
 
     /// Starts a scheduler over each of `passes`, which are replicas with the same options.
     pub fn start_replicas(
         model: Model,
-        mut passes: Vec<Box<dyn ForwardPass>>,
+        mut passes: Vec<SpeculativePass>,
         options: &SchedulerOptions,
     ) -> Result<Self, LoadError> {
-        passes.iter_mut().try_for_each(|pass| evaluate_first(&mut **pass))?;
-        let n_ctx = passes.iter().map(|pass| pass.n_ctx()).min().unwrap_or(0);
+        passes.iter_mut().try_for_each(|pass| evaluate_first(&mut *pass.pass))?;
+        let n_ctx = passes.iter().map(|pass| pass.pass.n_ctx()).min().unwrap_or(0);
         let scheduler = Replicas::start(passes, &Arc::new(model.clone()), options)?;
         let tokenizer = model.tokenizer()?;
         let grammars = GrammarCompiler::new(&tokenizer);

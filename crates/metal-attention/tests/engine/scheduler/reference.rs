@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::support::{
-    Controls, encode, engine, greedy, ngrams, read, reference, reference_in, start, start_with_gate, stories, windowed,
+    Controls, encode, engine, greedy, read, reference, reference_in, start, start_with_gate, stories, windowed,
 };
 use metal_attention::sampling::SamplerOptions;
-use metal_attention::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions};
-use metal_attention::speculation::Speculation;
+use metal_attention::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions, SchedulerParts};
+use metal_attention::speculation::{DraftDepth, Drafter, NgramDrafter};
 use metal_attention::{EngineOptions, Model};
 use proptest::prelude::*;
 
@@ -93,10 +93,12 @@ proptest! {
         let n_windows = Some(n_parallel);
         let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), n_windows, n_ubatch: Some(16), ..engine() };
         let pass = Controls { max_top_k, ..Default::default() }.pass(&model, &engine);
-        let speculation = n_drafts.map_or_else(Speculation::default, ngrams);
         let n_batch = Some(n_batch);
-        let options = SchedulerOptions { n_parallel, n_batch, time_slice, speculation, ..Default::default() };
-        let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).unwrap();
+        let draft_depth = DraftDepth::Fixed(n_drafts.unwrap_or(0));
+        let options = SchedulerOptions { n_parallel, n_batch, time_slice, draft_depth, ..Default::default() };
+        let drafter = n_drafts.map(|_| Box::<NgramDrafter>::default() as Box<dyn Drafter>);
+        let parts = SchedulerParts { drafter, ..Default::default() };
+        let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts).unwrap();
         let mut answers: Vec<std::thread::JoinHandle<_>> = Vec::new();
         let (mut received, mut last) = (None, 0);
         for plan in &plans {

@@ -132,7 +132,7 @@ fn empty_and_missing_slots_are_refused() {
     assert!(matches!(wait(scheduler.erase_slot(usize::MAX)), Err(SlotError::Empty { .. })));
     let pass = || Controls::default().null_pass(&model, &EngineOptions { n_seq: 3, ..engine() });
     let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
-    let replicas = Replicas::start(vec![pass(), pass()], &Arc::new(model.clone()), &options).unwrap();
+    let replicas = Replicas::start(vec![pass().into(), pass().into()], &Arc::new(model.clone()), &options).unwrap();
     assert_eq!(replicas.slots(), [None; 4]);
     assert!(matches!(wait(replicas.save_slot(4)), Err(SlotError::NoSuchSlot { slot: 4, last: 3 })));
 

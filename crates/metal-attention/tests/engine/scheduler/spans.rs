@@ -360,7 +360,7 @@ fn requests_go_to_the_replica_that_has_their_span() {
     let model = Arc::new(Model::built_in().unwrap());
     let engine = EngineOptions { n_seq: 8, n_ctx: Some(512), ..engine() };
     let controls = [Controls::default(), Controls::default()];
-    let passes = controls.iter().map(|controls| controls.null_pass(&model, &engine)).collect();
+    let passes = controls.iter().map(|controls| controls.null_pass(&model, &engine).into()).collect();
     let replicas = Replicas::start(passes, &model, &SchedulerOptions { n_parallel: 4, ..Default::default() }).unwrap();
     let request = |picture| with_span(&token_ids(0, 300), 30..240, &content(&model, picture, 210, true));
     let held = controls.each_ref().map(|controls| controls.gate.close());

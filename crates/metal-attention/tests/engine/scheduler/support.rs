@@ -11,7 +11,6 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{
     Event, Events, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, TokenLogprobs, Usage,
 };
-use metal_attention::speculation::{DraftDepth, DrafterKind, Speculation};
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{
     BUILT_IN_MODEL, BatchToken, CpuExecutor, CpuOptions, DEFAULT_UBATCH, Device, EngineOptions, ForwardError,
@@ -320,9 +319,4 @@ pub mod null {
     pub fn reference_in(model: &Model, engine: &EngineOptions, request: &Request) -> (Vec<u32>, String) {
         reference_of(model, Controls::default().null_pass(model, engine), request)
     }
-}
-
-/// Drafts from n-grams: as many as there are, up to `max`.
-pub fn ngrams(max: usize) -> Speculation {
-    Speculation { drafter: DrafterKind::Ngram, depth: DraftDepth::Fixed(max) }
 }
