@@ -7,6 +7,7 @@ mod compare;
 mod compare_llama_cpp;
 mod cuda;
 mod devices;
+mod draft;
 mod e2e;
 mod errors;
 mod extreme_numbers;
