@@ -111,7 +111,7 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
     error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
 }
 
-fn request<'a>(seq: usize, case: &'a Case) -> DraftRequest<'a> {
+fn request(seq: usize, case: &Case) -> DraftRequest<'_> {
     DraftRequest { seq, ids: &case.tokens, n: 4 }
 }
 
