@@ -102,7 +102,6 @@ impl<'t> Engine<'t> {
         options: SchedulerOptions,
         SchedulerParts { observer, drafter }: SchedulerParts,
     ) -> Self {
-        let drafter = drafter.or_else(|| options.speculation.new_drafter());
         let n_batch = options.n_batch.unwrap_or(pass.n_ubatch().max(options.n_parallel));
         Self {
             block_tree: observer.map(|observer| BlockTree::new(pass.cache_pages().page_len, pass.n_seq(), observer)),

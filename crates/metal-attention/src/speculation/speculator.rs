@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn likely_sequences_get_more_drafts() {
         let mut speculator = Speculator::new(Box::new(Confident(vec![0.9, 0.2, 0.6])), DraftDepth::default());
-        let requests: Vec<_> = (0..3).map(|seq| DraftRequest { seq, ids: &[7], n: 8 }).collect();
+        let requests: Vec<_> = (0..3).map(|seq| DraftRequest { seq, ids: &[7], prediction: &[], n: 8 }).collect();
         let mut lengths = |max_rows| -> Vec<usize> {
             speculator.propose(3, max_rows, &requests, &[]).iter().map(|draft| draft.ids.len()).collect()
         };
