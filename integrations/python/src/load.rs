@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::{Scheduler, SchedulerOptions};
+use metal_attention::speculation::Speculation;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, TokenLimits, Watch};
 use metal_attention_chat::ChatTemplate;
@@ -32,6 +33,8 @@ pub struct LoadOptions {
     pub engine: EngineOptions,
     /// The number of sequences that run at once.
     pub n_parallel: usize,
+    /// Which drafter proposes tokens.
+    pub speculation: Speculation,
     /// A Python callback for downloads. It gets the file's name, the bytes so far, and all bytes.
     pub download: Option<Py<PyAny>>,
 }
@@ -59,7 +62,7 @@ pub struct LoadedModel {
 impl LoadOptions {
     /// Opens the model and starts its scheduler. Takes long: call it with Python detached.
     pub fn load(self) -> PyResult<(LoadedModel, Scheduler)> {
-        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, download } = self;
+        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, speculation, download } = self;
         let watch = engine.watch.clone();
         let model = match model {
             None => Model::built_in(),
@@ -78,6 +81,7 @@ impl LoadOptions {
             n_parallel,
             // The queue is unlimited: requests wait for a slot and are never refused.
             n_queue: usize::MAX,
+            speculation,
             ..Default::default()
         };
         let encoder = mmproj.map(|path| Encoder::open(&path, &model, &engine, picture_tokens));
