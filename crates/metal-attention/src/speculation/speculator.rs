@@ -70,7 +70,9 @@ impl Speculator {
             DraftDepth::Fixed(_) => of_all.len(),
         };
         let Some(least) = n.checked_sub(1).map(|last| of_all[last]) else {
-            drafts.iter_mut().for_each(|draft| draft.truncate(0));
+            for draft in &mut drafts {
+                draft.truncate(0);
+            }
             return drafts;
         };
         let mut left = n;

@@ -42,7 +42,7 @@ fn most_tokens_of_an_answer_come_from_its_prediction() {
     let want = reference(&model, &request(0)).0;
     let edited = [&want[..40], &[3, 4, 5], &want[43..]].concat();
     let after_others = [&[5, 6, 7, 8], &want[..]].concat();
-    let much_longer = [&want[..], &[9; 5000]].concat();
+    let much_longer = [&want[..], &vec![9; 5000]].concat();
     let other: Vec<u32> = (3..103).collect();
     // Steps with 8 drafts give 9 tokens. Where the prediction differs, the rest of a step is lost, and two tokens come without
     // drafts until they show the place where it goes on. Without the prediction's beginning two tokens show it, too.
