@@ -21,6 +21,7 @@ pub struct Usage {
 
 /// Details of the generated tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "OpenAI's own names")]
 pub struct CompletionDetails {
     /// Tokens of reasoning, including its delimiters.
     pub reasoning_tokens: usize,
