@@ -115,7 +115,7 @@ fn of_draft_model(args: &Args, model: &Model, draft: &ModelArgs, ids: &[u32]) ->
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
     let mut logits = Vec::new();
     let mut keep = |_request: usize, _draft: usize, row: &[f32]| logits.extend_from_slice(row);
-    let request = DraftRequest { seq: 0, ids, n: args.n };
+    let request = DraftRequest { seq: 0, ids, prediction: &[], n: args.n };
     let drafts = drafter.propose_with_logits(&[request], &mut keep).map_err(Error::from)?;
     Ok(Proposal { ids: drafts.concat(), logits })
 }
@@ -144,7 +144,9 @@ fn propose(
     }
     let mut logits = Vec::new();
     let mut keep = |_request: usize, _draft: usize, row: &[f32]| logits.extend_from_slice(row);
-    let drafts = drafter.propose_with_logits(&[DraftRequest { seq: 0, ids, n }], &mut keep).map_err(Error::from)?;
+    let drafts = drafter
+        .propose_with_logits(&[DraftRequest { seq: 0, ids, prediction: &[], n }], &mut keep)
+        .map_err(Error::from)?;
     if !logits.iter().any(|logit| logit.is_finite()) {
         return Err(Error::NoNumbers.into());
     }

@@ -12,7 +12,7 @@
 #define MA_NUL_TERMINATED SIZE_MAX
 
 // The version of this interface. It is raised by each change after which programs have to be compiled again.
-#define MA_ABI_VERSION 2
+#define MA_ABI_VERSION 3
 
 
 
@@ -107,6 +107,9 @@ typedef struct {
   size_t n_ubatch;
   // Not 0: compute in F32 throughout, which is slower and more exact.
   int32_t exact;
+  // The drafter, which proposes tokens so that a decode step may give several: "off" (none), "ngram" (tokens that followed the
+  // same ones earlier), "auto". Null: "auto", the best that the model has. The text does not depend on it.
+  const char *drafter;
 } ma_context_options;
 
 // The settings for rendering a conversation. ma_chat_options_default sets all members.
@@ -251,6 +254,10 @@ typedef struct {
   size_t n_cached;
   // The number of generated tokens.
   size_t n_generated;
+  // The number of drafts that were evaluated: tokens that a drafter proposed.
+  size_t n_drafted;
+  // The number of drafts that were accepted. They are among the generated tokens.
+  size_t n_accepted;
   // The reason why the text ended.
   ma_stop_reason stop_reason;
 } ma_generation;
@@ -259,7 +266,7 @@ typedef struct {
 typedef struct {
   // MA_STATUS_OK: it was generated. Otherwise ma_batch_error has a message, and `generation` is the state at the error.
   ma_status status;
-  // The numbers of tokens, and the reason why it ended. `n_cached` is 0 if the callback ended it.
+  // The numbers of tokens, and the reason why it ended. `n_cached`, `n_drafted` and `n_accepted` are 0 if the callback ended it.
   ma_generation generation;
 } ma_batch_result;
 

@@ -7,7 +7,8 @@ use futures_util::StreamExt;
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
 use metal_attention::PromptSpan;
-use metal_attention::scheduler::{Event, Events, FinishReason, Scheduler, SchedulerOptions};
+use metal_attention::scheduler::{Event, Events, FinishReason, Scheduler, SchedulerOptions, SchedulerParts};
+use metal_attention::speculation::SpeculativePass;
 
 use crate::context::ContextOptions;
 use crate::generate::{GenerateOptions, Generation, MA_NO_TOKEN, OnToken, Request, StopReason};
@@ -49,7 +50,7 @@ struct BatchSequence {
 pub struct BatchResult {
     /// MA_STATUS_OK: it was generated. Otherwise ma_batch_error has a message, and `generation` is the state at the error.
     pub status: Status,
-    /// The numbers of tokens, and the reason why it ended. `n_cached` is 0 if the callback ended it.
+    /// The numbers of tokens, and the reason why it ended. `n_cached`, `n_drafted` and `n_accepted` are 0 if the callback ended it.
     pub generation: Generation,
 }
 
@@ -69,12 +70,16 @@ pub unsafe extern "C" fn ma_batch_new(
         // SAFETY: as the caller promises.
         let (out, model) = unsafe { (Out::new(batch, "batch")?, reference(model, "model")?) };
         // SAFETY: as the caller promises.
-        let engine = unsafe { ContextOptions::engine_of(options) }?;
+        let (engine, speculation) =
+            unsafe { (ContextOptions::engine_of(options)?, ContextOptions::speculation_of(options)?) };
         let model = model.inner.clone();
         // The queue is unlimited: sequences wait for a slot and are never refused.
-        let options = SchedulerOptions { n_parallel, n_queue: usize::MAX, ..Default::default() };
-        let pass = model.forward_pass(&options.engine(&model, &engine))?;
-        let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)?;
+        let options =
+            SchedulerOptions { n_parallel, n_queue: usize::MAX, draft_depth: speculation.depth, ..Default::default() };
+        let engine = options.engine(&model, &engine);
+        let SpeculativePass { pass, drafter } = SpeculativePass::new(&model, &engine, speculation)?;
+        let parts = SchedulerParts { drafter, ..Default::default() };
+        let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts)?;
         out.set(Box::into_raw(Box::new(Batch {
             model,
             scheduler,
@@ -153,7 +158,14 @@ impl Batch {
         request.check(&self.model)?;
         let events = Some(self.scheduler.submit(request.queued(&self.model, prompt, spans))?);
         let n_prompt = prompt.len();
-        let generation = Generation { n_prompt, n_cached: 0, n_generated: 0, stop_reason: StopReason::Callback };
+        let generation = Generation {
+            n_prompt,
+            n_cached: 0,
+            n_generated: 0,
+            n_drafted: 0,
+            n_accepted: 0,
+            stop_reason: StopReason::Callback,
+        };
         let result = BatchResult { status: Status::Cancelled, generation };
         let mut added = lock(&self.added);
         if !index.is_null() {
@@ -253,6 +265,8 @@ impl BatchSequence {
                     self.request.on_token(MA_NO_TOKEN, text);
                 }
                 self.result.generation.n_cached = usage.cached_tokens;
+                self.result.generation.n_drafted = usage.drafted_tokens;
+                self.result.generation.n_accepted = usage.accepted_tokens;
                 self.end(stop_reason(reason));
                 false
             }

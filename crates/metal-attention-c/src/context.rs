@@ -3,6 +3,7 @@
 use std::ffi::c_char;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
+use metal_attention::speculation::{DrafterKind, Speculation, UnknownDrafter};
 use metal_attention::{Device, EngineOptions, Generator, Watch};
 
 use crate::model::{MA_NUL_TERMINATED, Model};
@@ -19,6 +20,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// Whether the call that runs was cancelled.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.watch.is_cancelled()
+    }
+
     /// Locks the generator for one call, and clears an earlier cancellation. An error if another call runs.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Generator>, Failure> {
         match self.generator.try_lock() {
@@ -54,13 +60,17 @@ pub struct ContextOptions {
     pub n_ubatch: usize,
     /// Not 0: compute in F32 throughout, which is slower and more exact.
     pub exact: i32,
+    /// The drafter, which proposes tokens so that a decode step may give several: "off" (none), "ngram" (tokens that followed the
+    /// same ones earlier), "auto". Null: "auto", the best that the model has. The text does not depend on it.
+    pub drafter: *const c_char,
 }
 
 impl ContextOptions {
     /// The defaults.
     fn new() -> Self {
         let size = size_of::<Self>();
-        Self { size, device: std::ptr::null(), n_ctx: 0, n_threads: 0, n_ubatch: 0, exact: 0 }
+        let null = std::ptr::null();
+        Self { size, device: null, n_ctx: 0, n_threads: 0, n_ubatch: 0, exact: 0, drafter: null }
     }
 
     /// The engine's options for `options`; a null pointer stands for the defaults.
@@ -72,6 +82,24 @@ impl ContextOptions {
         let options = unsafe { crate::context::options(options, "context_options") }?;
         // SAFETY: as the caller promises.
         unsafe { options.unwrap_or(&Self::new()).engine() }
+    }
+
+    /// The options of speculation for `options`; a null pointer stands for the defaults.
+    ///
+    /// # Safety
+    /// `options` is null or points to options whose `drafter` is null or ends with a NUL.
+    pub(crate) unsafe fn speculation_of(options: *const Self) -> Result<Speculation, Failure> {
+        // SAFETY: as the caller promises.
+        let options = unsafe { crate::context::options(options, "context_options") }?;
+        let drafter = match options.map(|options| options.drafter).filter(|drafter| !drafter.is_null()) {
+            None => DrafterKind::Auto,
+            Some(drafter) => {
+                // SAFETY: it ends with a NUL.
+                let name = unsafe { text(drafter, MA_NUL_TERMINATED, "drafter") }?;
+                name.parse().map_err(|why: UnknownDrafter| Failure::argument(format!("drafter: {why}")))?
+            }
+        };
+        Ok(Speculation { drafter, ..Default::default() })
     }
 
     /// The engine's options.
@@ -130,9 +158,10 @@ pub unsafe extern "C" fn ma_context_new(
         // SAFETY: as the caller promises.
         let (out, model) = unsafe { (Out::new(context, "context")?, reference(model, "model")?) };
         // SAFETY: as the caller promises.
-        let engine = unsafe { ContextOptions::engine_of(options) }?;
+        let (engine, speculation) =
+            unsafe { (ContextOptions::engine_of(options)?, ContextOptions::speculation_of(options)?) };
         let watch = engine.watch.clone();
-        let generator = Generator::new(&model.inner, &engine, model.inner.sampling())?;
+        let generator = Generator::with_speculation(&model.inner, &engine, model.inner.sampling(), speculation)?;
         out.set(Box::into_raw(Box::new(Context { generator: Mutex::new(generator), watch })));
         Ok(())
     })

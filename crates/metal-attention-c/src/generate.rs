@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{Constraint, Generator, PromptSpan};
+use metal_attention::{Constraint, ForwardError, Generator, PromptSpan};
 
 use crate::answer::{Answer, AnswerReader};
 use crate::context::Context;
@@ -136,6 +136,10 @@ pub struct Generation {
     pub n_cached: usize,
     /// The number of generated tokens.
     pub n_generated: usize,
+    /// The number of drafts that were evaluated: tokens that a drafter proposed.
+    pub n_drafted: usize,
+    /// The number of drafts that were accepted. They are among the generated tokens.
+    pub n_accepted: usize,
     /// The reason why the text ended.
     pub stop_reason: StopReason,
 }
@@ -180,7 +184,7 @@ pub unsafe extern "C" fn ma_generate(
         // SAFETY: as the caller promises.
         let mut request = unsafe { Request::new(sampling, options, on_token, user) }?;
         let mut generator = context.lock()?;
-        let done = request.run(&mut generator, prompt, &[])?;
+        let done = request.run(context, &mut generator, prompt, &[])?;
         // SAFETY: as the caller promises.
         unsafe { write_generation(done, generation) }
     })
@@ -210,7 +214,7 @@ pub unsafe extern "C" fn ma_complete(
         let mut generator = context.lock()?;
         let tokenizer = generator.model().tokenizer()?;
         let ids = tokenizer.encode(prompt, EncodeOptions { add_special: true, parse_special: false });
-        let done = request.run(&mut generator, &ids, &[])?;
+        let done = request.run(context, &mut generator, &ids, &[])?;
         // SAFETY: as the caller promises.
         unsafe { write_generation(done, generation) }
     })
@@ -237,7 +241,7 @@ pub unsafe extern "C" fn ma_generate_prompt(
         // SAFETY: as the caller promises.
         let mut request = unsafe { Request::new(sampling, options, on_token, user) }?;
         let mut generator = context.lock()?;
-        let done = request.run(&mut generator, &prompt.ids, &prompt.spans)?;
+        let done = request.run(context, &mut generator, &prompt.ids, &prompt.spans)?;
         // SAFETY: as the caller promises.
         unsafe { write_generation(done, generation) }
     })
@@ -374,8 +378,14 @@ impl Request {
         unsafe { on_token(&raw const token, self.user) == 0 }
     }
 
-    /// Runs the generation. `spans`: the pictures of the prompt.
-    fn run(&mut self, generator: &mut Generator, prompt: &[u32], spans: &[PromptSpan]) -> Result<Generation, Failure> {
+    /// Runs the generation on the generator of `context`. `spans`: the pictures of the prompt.
+    fn run(
+        &mut self,
+        context: &Context,
+        generator: &mut Generator,
+        prompt: &[u32],
+        spans: &[PromptSpan],
+    ) -> Result<Generation, Failure> {
         self.check(generator.model())?;
         if generator.model().spec().output.head.is_none() {
             return Err(Failure::new(Status::Unsupported, "the model writes no text: it makes embeddings, or ranks"));
@@ -388,20 +398,22 @@ impl Request {
         let mut n_generated = 0;
         let mut stopped = false;
         let mut failure = None;
-        for token in generation.by_ref() {
-            match token {
-                Ok(token) => {
+        while !stopped && failure.is_none() {
+            match generation.next() {
+                Some(Ok(token)) => {
                     n_generated += 1;
                     stopped = !self.on_token(token.id, token.text);
                 }
-                Err(error) => failure = Some(error),
+                Some(Err(error)) => failure = Some(error),
+                None => break,
             }
-            if stopped {
-                break;
+            // Tokens after accepted drafts are chosen without an evaluation, which would meet the cancellation.
+            if !stopped && failure.is_none() && context.is_cancelled() && generation.stop_reason().is_none() {
+                failure = Some(ForwardError::Cancelled.into());
             }
         }
         let reason = generation.stop_reason();
-        let n_cached = generation.timings().cached_tokens;
+        let timings = generation.timings();
         let rest = generation.finish();
         if !rest.is_empty() {
             if stopped || failure.is_some() {
@@ -422,7 +434,14 @@ impl Request {
             Some(_) | None => StopReason::Length,
         };
         self.finish(stop_reason);
-        Ok(Generation { n_prompt: prompt.len(), n_cached, n_generated, stop_reason })
+        Ok(Generation {
+            n_prompt: prompt.len(),
+            n_cached: timings.cached_tokens,
+            n_generated,
+            n_drafted: timings.drafted,
+            n_accepted: timings.accepted,
+            stop_reason,
+        })
     }
 }
 

@@ -391,7 +391,7 @@ impl Sequence {
         let Some(speculator) = &mut self.speculator else { return Vec::new() };
         let room = self.pass.n_ctx().saturating_sub(self.ids.len()).min(n_left.saturating_sub(1));
         let n = room.min(speculator.max_depth()).min(self.pass.n_ubatch().saturating_sub(1));
-        let request = DraftRequest { seq: 0, ids: &self.ids, n };
+        let request = DraftRequest { seq: 0, ids: &self.ids, prediction: &[], n };
         let forced = self.constraint.as_mut().map(ActiveConstraint::forced).unwrap_or_default();
         let mut ids = speculator.propose(1, n, &[request], &[forced]).pop().map_or(Vec::new(), |draft| draft.ids);
         if let Some(constraint) = &mut self.constraint {

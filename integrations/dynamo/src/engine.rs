@@ -10,6 +10,7 @@ use dynamo_backend_common::{
 };
 use futures::stream::BoxStream;
 use metal_attention::scheduler::{Scheduler, SchedulerOptions, SchedulerParts};
+use metal_attention::speculation::{Speculation, SpeculativePass};
 use metal_attention::{EngineOptions, Model};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -32,6 +33,8 @@ pub struct WorkerSetup {
     pub engine: EngineOptions,
     /// Slots and queue of the scheduler.
     pub scheduler: SchedulerOptions,
+    /// Which drafter proposes tokens.
+    pub speculation: Speculation,
     /// The time for running requests to finish at shutdown.
     pub grace: Duration,
     /// For tests: the time that each token takes at least.
@@ -85,8 +88,9 @@ fn replace(slot: &Mutex<Option<JoinHandle<()>>>, task: Option<JoinHandle<()>>) {
 
 /// Starts the scheduler. Returns it with the description that Dynamo registers.
 fn start(setup: &WorkerSetup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRegistration), DynamoError> {
-    let WorkerSetup { model, engine, scheduler: options, .. } = setup;
-    let pass = model.forward_pass(engine).map_err(|why| error::unknown(why.to_string()))?;
+    let WorkerSetup { model, engine, scheduler: options, speculation, .. } = setup;
+    let pass = SpeculativePass::new(model, engine, *speculation);
+    let SpeculativePass { pass, drafter } = pass.map_err(|why| error::unknown(why.to_string()))?;
     let pages = pass.cache_pages();
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let registration = LlmRegistration {
@@ -98,7 +102,7 @@ fn start(setup: &WorkerSetup, publisher: cache::Publisher) -> Result<(Scheduler,
         ..Default::default()
     };
     let observer = cache::observer(publisher, pages.page_len);
-    let parts = SchedulerParts { observer: Some(observer), ..Default::default() };
+    let parts = SchedulerParts { observer: Some(observer), drafter };
     let scheduler = Scheduler::start_with(pass, Arc::clone(model), options.clone(), parts);
     Ok((scheduler.map_err(|why| error::unknown(why.to_string()))?, registration))
 }

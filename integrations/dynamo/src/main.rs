@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
 use metal_attention::scheduler::SchedulerOptions;
+use metal_attention::speculation::{DrafterKind, Speculation};
 use metal_attention::{Device, EngineOptions, Model};
 use metal_attention_dynamo::card::{self, ModelCardFolder};
 use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
@@ -62,6 +63,11 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
 
+    /// Which drafter proposes tokens, so that a decode step may give a text several: off, ngram (tokens that followed the same
+    /// ones earlier), or auto, the best that the model has. Texts do not depend on it
+    #[arg(long, value_name = "DRAFTER", default_value = "auto")]
+    spec: DrafterKind,
+
     /// For tests: milliseconds that each token takes at least
     #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]
     token_delay: u64,
@@ -93,10 +99,13 @@ impl Args {
         let engine =
             EngineOptions { device: self.device.clone(), n_ctx, n_threads: self.threads, ..EngineOptions::default() };
         let n_parallel = self.parallel;
-        let scheduler = SchedulerOptions { n_parallel, n_queue: self.queue, ..SchedulerOptions::default() };
+        let speculation = Speculation { drafter: self.spec, ..Speculation::default() };
+        let scheduler =
+            SchedulerOptions { n_parallel, n_queue: self.queue, draft_depth: speculation.depth, ..SchedulerOptions::default() };
         Ok(WorkerSetup {
             engine: scheduler.engine(&model, &engine),
             scheduler,
+            speculation,
             model: Arc::new(model),
             name: self.alias.clone().unwrap_or(stem),
             grace: grace(),

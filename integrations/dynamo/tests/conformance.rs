@@ -10,6 +10,7 @@ use dynamo_backend_common::{
     StopConditions,
 };
 use futures::StreamExt;
+use metal_attention::speculation::{DrafterKind, Speculation};
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
 use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
@@ -17,6 +18,7 @@ use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
 /// An engine with four slots on the CPU, not started.
 fn engine() -> WorkerEngine {
     WorkerEngine::new(WorkerSetup {
+        speculation: Speculation { drafter: DrafterKind::Auto, ..Speculation::default() },
         model: Arc::new(Model::built_in().unwrap()),
         name: "stories".into(),
         engine: EngineOptions { device: Device::Cpu, n_ctx: Some(256), n_seq: 8, ..Default::default() },

@@ -11,6 +11,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use metal_attention::sampling::{NumberOption, SamplerOptions};
 use metal_attention::scheduler::{Client, Request, Scheduler, SubmitError};
+use metal_attention::speculation::{Speculation, UnknownDrafter};
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Device, EngineOptions, PicturePrompt, PromptBuilder, TokenLimits, Watch};
 use metal_attention_chat::ChatTemplate;
@@ -49,7 +50,7 @@ pub struct Engine {
 impl Engine {
     /// Loads a model. Ctrl-C ends the loading.
     #[new]
-    #[pyo3(signature = (model, *, mmproj, image_min_tokens, image_max_tokens, device, n_ranks, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
+    #[pyo3(signature = (model, *, mmproj, image_min_tokens, image_max_tokens, device, n_ranks, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, drafter, download))]
     fn new(
         py: Python<'_>,
         model: Option<String>,
@@ -64,10 +65,13 @@ impl Engine {
         cache_type: &str,
         exact: bool,
         in_memory: bool,
+        drafter: &str,
         download: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let device: Device = device.parse().map_err(|error| errors::of_model(&error))?;
         let cache_type = cache_type.parse().map_err(|why| OptionError::new_err(format!("cache_type: {why}")))?;
+        let drafter = drafter.parse().map_err(|why: UnknownDrafter| OptionError::new_err(format!("drafter: {why}")))?;
+        let speculation = Speculation { drafter, ..Default::default() };
         let watch = Watch::default();
         let engine = EngineOptions {
             device,
@@ -80,7 +84,8 @@ impl Engine {
             ..Default::default()
         };
         let picture_tokens = TokenLimits { min: image_min_tokens, max: image_max_tokens };
-        let options = LoadOptions { model, mmproj, picture_tokens, in_memory, engine, n_parallel, download };
+        let options =
+            LoadOptions { model, mmproj, picture_tokens, in_memory, engine, n_parallel, speculation, download };
         let without_thread = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
         let threads = Threads::start().map_err(without_thread)?;
         let (answer, loaded) = tokio::sync::oneshot::channel();

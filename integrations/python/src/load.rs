@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metal_attention::scheduler::{Scheduler, SchedulerOptions};
+use metal_attention::scheduler::{Scheduler, SchedulerOptions, SchedulerParts};
+use metal_attention::speculation::{Speculation, SpeculativePass};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, TokenLimits, Watch};
 use metal_attention_chat::ChatTemplate;
@@ -32,6 +33,8 @@ pub struct LoadOptions {
     pub engine: EngineOptions,
     /// The number of sequences that run at once.
     pub n_parallel: usize,
+    /// Which drafter proposes tokens.
+    pub speculation: Speculation,
     /// A Python callback for downloads. It gets the file's name, the bytes so far, and all bytes.
     pub download: Option<Py<PyAny>>,
 }
@@ -59,7 +62,7 @@ pub struct LoadedModel {
 impl LoadOptions {
     /// Opens the model and starts its scheduler. Takes long: call it with Python detached.
     pub fn load(self) -> PyResult<(LoadedModel, Scheduler)> {
-        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, download } = self;
+        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, speculation, download } = self;
         let watch = engine.watch.clone();
         let model = match model {
             None => Model::built_in(),
@@ -78,13 +81,18 @@ impl LoadOptions {
             n_parallel,
             // The queue is unlimited: requests wait for a slot and are never refused.
             n_queue: usize::MAX,
+            draft_depth: speculation.depth,
             ..Default::default()
         };
         let encoder = mmproj.map(|path| Encoder::open(&path, &model, &engine, picture_tokens));
         let encoder = encoder.transpose().map_err(|e| errors::of_model(&e))?;
-        let pass = model.forward_pass(&options.engine(&model, &engine)).map_err(|e| errors::of_model(&e))?;
+        let engine = options.engine(&model, &engine);
+        let SpeculativePass { pass, drafter } =
+            SpeculativePass::new(&model, &engine, speculation).map_err(|e| errors::of_model(&e))?;
         let (device, n_ctx) = (pass.device(), pass.n_ctx());
-        let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).map_err(|e| errors::of_start(&e))?;
+        let parts = SchedulerParts { drafter, ..Default::default() };
+        let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts);
+        let scheduler = scheduler.map_err(|e| errors::of_start(&e))?;
         let loaded = LoadedModel {
             template: ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
             grammars: GrammarCompiler::new(&tokenizer),

@@ -37,6 +37,10 @@ pub struct Completion {
     reason: &'static str,
     /// The number of the prompt's tokens that were in the KV cache already.
     cached_tokens: usize,
+    /// The number of drafts that were evaluated.
+    drafted_tokens: usize,
+    /// The number of drafts that were accepted.
+    accepted_tokens: usize,
     /// The seconds of waiting in the queue, of prefill, and of decode.
     seconds: (f64, f64, f64),
 }
@@ -66,6 +70,8 @@ impl Completion {
             message,
             reason: reason.name(),
             cached_tokens: usage.cached_tokens,
+            drafted_tokens: usage.drafted_tokens,
+            accepted_tokens: usage.accepted_tokens,
             seconds: (timings.queued.as_secs_f64(), timings.prefill.as_secs_f64(), timings.decode.as_secs_f64()),
         }
     }

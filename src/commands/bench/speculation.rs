@@ -165,6 +165,7 @@ impl SpeculationBench<'_> {
                     let request = |&seq: &usize| DraftRequest {
                         seq,
                         ids: &text[..known[seq]],
+                        prediction: &[],
                         n: speculator.max_depth().min(text.len() - known[seq] - 1),
                     };
                     let requests: Vec<_> = running.iter().map(request).collect();

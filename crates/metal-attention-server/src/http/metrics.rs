@@ -253,10 +253,12 @@ fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, mode
 /// A metric of a scheduler: name, help, and value.
 type MetricColumn = (&'static str, &'static str, fn(&Metrics) -> u64);
 
-const COUNTERS: [MetricColumn; 8] = [
+const COUNTERS: [MetricColumn; 10] = [
     ("prompt_tokens_total", "Prompt tokens that were evaluated.", |m| m.prompt_tokens),
     ("cached_prompt_tokens_total", "Prompt tokens that were in the KV cache already.", |m| m.cached_tokens),
     ("generated_tokens_total", "Tokens that were generated.", |m| m.generated_tokens),
+    ("drafted_tokens_total", "Drafts that were evaluated.", |m| m.drafted_tokens),
+    ("accepted_tokens_total", "Drafts that were accepted: they are generated tokens, too.", |m| m.accepted_tokens),
     ("embedding_tokens_total", "Tokens that were evaluated for embeddings.", |m| m.embedding_tokens),
     ("steps_total", "Steps of the forward pass.", |m| m.steps),
     ("preemptions_total", "Times that a running request had to give up its place.", |m| m.preemptions),

@@ -41,6 +41,8 @@ struct LineState {
     model_load: Option<Duration>,
     /// Tokens of the prompts, tokens of them found in the prefix cache, and generated tokens.
     tokens: Option<(usize, usize, usize)>,
+    /// Drafts that were evaluated, and those that held.
+    drafts: (usize, usize),
     /// The time from the submission to the first token of any sequence.
     first_token: Option<Duration>,
     /// The time from the submission to the last token of any sequence.
@@ -115,6 +117,8 @@ impl RequestLine {
                     cached + usage.cached_tokens,
                     generated + usage.generated_tokens,
                 ));
+                state.drafts.0 += usage.drafted_tokens;
+                state.drafts.1 += usage.accepted_tokens;
             }
             Event::Failed(_) => state.failed = true,
         }
@@ -140,6 +144,9 @@ impl RequestLine {
         let _ = write!(line, " in {:.2} s", took.as_secs_f64());
         if let Some((prompt, cached, generated)) = state.tokens {
             let _ = write!(line, ", tokens: {prompt} in, {cached} cached, {generated} out");
+        }
+        if let (drafted @ 1.., held) = state.drafts {
+            let _ = write!(line, ", {held} of {drafted} drafts held");
         }
         if let (Some(first), Some(last)) = (state.first_token, state.last_token) {
             let _ = write!(line, ", first after {:.2} s", first.as_secs_f64());
@@ -192,7 +199,7 @@ mod tests {
             stop_string: None,
             end_token: None,
             end_logprobs: None,
-            usage: Usage { prompt_tokens: 12, cached_tokens: 8, generated_tokens: 1 },
+            usage: Usage { prompt_tokens: 12, cached_tokens: 8, generated_tokens: 1, ..Default::default() },
             timings: RequestTimings {
                 queued: Duration::from_millis(50),
                 prefill: Duration::from_millis(200),
@@ -206,11 +213,12 @@ mod tests {
         let mut more = line.state();
         more.tokens = Some((12, 8, 41));
         more.last_token = Some(Duration::from_millis(1250));
+        more.drafts = (30, 20);
         drop(more);
         line.event(&Event::Failed(RequestError::NoNumbers));
         assert_eq!(
             line.text(Duration::from_secs(2)),
-            "POST /v1/completions 200 failed in 2.00 s, tokens: 12 in, 8 cached, 41 out, first after 0.25 s, 40.0 tokens/s, req-1"
+            "POST /v1/completions 200 failed in 2.00 s, tokens: 12 in, 8 cached, 41 out, 20 of 30 drafts held, first after 0.25 s, 40.0 tokens/s, req-1"
         );
     }
 }

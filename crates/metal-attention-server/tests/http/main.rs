@@ -19,6 +19,7 @@ mod replicas;
 mod responses;
 mod several_models;
 mod slot_files;
+mod speculation;
 mod stored_models;
 #[path = "../../../metal-attention/tests/engine/scheduler/support.rs"]
 mod support;
@@ -471,9 +472,11 @@ fn the_openapi_description_matches_the_routes() {
         }
     }
     let schemas = &description["components"]["schemas"];
-    for field in ["seed", "stop", "logit_bias", "stream", "stream_options"] {
+    for field in ["seed", "stop", "logit_bias", "stream", "stream_options", "speculative.n_max"] {
         assert!(schemas["GenerationFields"]["properties"][field].is_object(), "{field}");
     }
+    assert!(schemas["ChatFields"]["properties"]["prediction"].is_object());
+    assert_eq!(schemas["Prediction"]["required"], json!(["type", "content"]));
     let sampling = &schemas["SamplingFields"]["properties"];
     assert_eq!((&sampling["top_k"]["default"], &sampling["top_p"]["default"]), (&json!(40), &json!(0.95)));
     for option in metal_attention::sampling::NumberOption::ALL {

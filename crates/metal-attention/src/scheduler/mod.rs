@@ -150,6 +150,8 @@ struct Handle {
     limits: PromptLimits,
     /// Bytes of the KV cache, recurrent states included.
     cache_bytes: u64,
+    /// The name of the drafter.
+    drafter: Option<&'static str>,
     /// The message of the engine's panic, if it panicked. The channel closes when the thread has ended.
     defect: watch::Receiver<Option<Arc<str>>>,
 }
@@ -202,6 +204,7 @@ impl Scheduler {
             n_parallel: options.n_parallel,
             limits: PromptLimits::of(&*pass),
             cache_bytes: pass.kv_cache_bytes() as u64,
+            drafter: parts.drafter.as_ref().map(|drafter| drafter.name()),
             defect,
         };
         let run = move || {
@@ -245,6 +248,11 @@ impl Scheduler {
         sampling.logit_bias.append(&mut request.logit_bias);
         self.check_ids(sampling.logit_bias.iter().map(|(id, _)| id))?;
         self.check_ids(request.stop_ids.iter())?;
+        self.check_ids(request.prediction.iter())?;
+        let n_positions = self.handle.limits.n_positions;
+        if request.prediction.len() > n_positions {
+            request.prediction = request.prediction[..n_positions].into();
+        }
         let tokenizer = &self.handle.tokenizer;
         let vocabulary = (0..tokenizer.n_vocab() as u32).map(|id| tokenizer.token_bytes(id));
         let sampler = Sampler::new(sampling)?.with_vocabulary(vocabulary);
@@ -329,6 +337,11 @@ impl Scheduler {
     /// Number of requests that wait or run.
     fn n_unfinished(&self) -> usize {
         self.handle.shared.n_unfinished()
+    }
+
+    /// The name of its drafter, such as `"ngram"`; `None`: each step gives a sequence one token.
+    pub fn drafter(&self) -> Option<&'static str> {
+        self.handle.drafter
     }
 
     /// Announces that a request may be about to come, for instance because a client has connected: an idle device is

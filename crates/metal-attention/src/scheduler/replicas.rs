@@ -235,6 +235,11 @@ impl Replicas {
         self.all[0].scheduler.counted(outcome)
     }
 
+    /// The name of their drafters ([`Scheduler::drafter`]).
+    pub fn drafter(&self) -> Option<&'static str> {
+        self.all[0].scheduler.drafter()
+    }
+
     /// Announces a request to all replicas ([`Scheduler::announce`]).
     pub fn announce(&self) {
         for replica in &*self.all {

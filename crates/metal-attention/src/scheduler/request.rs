@@ -62,8 +62,12 @@ pub struct Request {
     pub logits_processor: Option<Box<dyn LogitsProcessor>>,
     /// Time at which the request ends, finished or not.
     pub deadline: Option<Instant>,
-    /// No drafts for this request: each step gives it one token. The text is the same either way.
-    pub no_drafts: bool,
+    /// Maximum number of drafts in a step of this request; 0: none, each step gives it one token. `None`: as many as
+    /// [`SchedulerOptions::speculation`](super::SchedulerOptions::speculation) allows. The text does not depend on it.
+    pub max_drafts: Option<usize>,
+    /// Tokens of a text that the answer is likely to repeat, such as the text that it edits: drafts are taken from it,
+    /// too. Usually empty. Tokens beyond the length of a context are ignored. The text does not depend on it.
+    pub prediction: Arc<[u32]>,
     /// Send all events at the end: a client that waits for the whole result is not woken for each token.
     pub buffer_events: bool,
 }

@@ -70,8 +70,10 @@ pub(super) struct ScheduledSequence<'t> {
     sampler: Sampler,
     /// Text of the generated tokens, with stop strings withheld.
     stream: TextStream<'t>,
-    /// Whether it gets no drafts.
-    no_drafts: bool,
+    /// Maximum number of drafts in a step; `None`: as many as the scheduler allows.
+    max_drafts: Option<usize>,
+    /// Tokens of a text that the answer is likely to repeat.
+    pub prediction: Arc<[u32]>,
     /// Drafts that were evaluated, and those that held.
     n_drafted: usize,
     n_accepted: usize,
@@ -137,7 +139,8 @@ impl<'t> ScheduledSequence<'t> {
             tokenizer,
             sampler,
             stream: TextStream::new(tokenizer, &request.prompt, request.stop.to_vec()),
-            no_drafts: request.no_drafts,
+            max_drafts: request.max_drafts,
+            prediction: request.prediction,
             n_drafted: 0,
             n_accepted: 0,
             max_tokens: request.max_tokens,
@@ -178,13 +181,12 @@ impl<'t> ScheduledSequence<'t> {
         first
     }
 
-    /// The most drafts that are of use: the step gives one token more. `n_ctx` is the capacity of the context.
+    /// The most drafts that the request allows and that are of use: the step gives one token more. `n_ctx` is the capacity
+    /// of the context.
     pub fn max_drafts(&self, n_ctx: usize) -> usize {
-        if self.no_drafts {
-            return 0;
-        }
         let left = self.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.n_generated() + 1));
-        n_ctx.min(self.max_len).saturating_sub(self.ids.len()).min(left)
+        let room = n_ctx.min(self.max_len).saturating_sub(self.ids.len());
+        room.min(left).min(self.max_drafts.unwrap_or(usize::MAX))
     }
 
     /// Tokens that are likely to come next because its constraint leaves no choice. A panic of the constraint is met again,

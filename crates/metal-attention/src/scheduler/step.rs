@@ -156,7 +156,7 @@ impl Engine<'_> {
         let forced: Vec<_> = of_requests.iter().map(|&i| running[i].sequence.forced()).collect();
         let request = |(&i, &n): (&usize, &usize)| {
             let RunningSequence { sequence, cache_seq, .. } = &running[i];
-            DraftRequest { seq: *cache_seq, ids: &sequence.ids, n }
+            DraftRequest { seq: *cache_seq, ids: &sequence.ids, prediction: &sequence.prediction, n }
         };
         let requests: Vec<_> = of_requests.iter().zip(&limits).map(request).collect();
         // The decode tokens and drafts of a step are evaluated in one micro-batch.

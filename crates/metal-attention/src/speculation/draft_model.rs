@@ -208,7 +208,7 @@ impl DraftModel {
     /// Cuts the KV cache of a request's sequence back to what it has in common with its tokens, and appends the others to
     /// `batch`, at least the last one. Returns how many drafts the context has room for; 0, with nothing appended, if none.
     fn prepare(&mut self, request: &DraftRequest<'_>, batch: &mut Vec<BatchToken>) -> Result<usize, ForwardError> {
-        let &DraftRequest { seq, ids, n } = request;
+        let &DraftRequest { seq, ids, prediction: _, n } = request;
         let n_seq = self.sequences.len();
         let sequence = self.sequences.get_mut(seq).ok_or(ForwardError::SequenceOutOfRange { seq, n_seq })?;
         sequence.follow(ids, &self.map);

@@ -9,6 +9,8 @@ pub struct DraftRequest<'a> {
     pub seq: usize,
     /// All of its tokens, at least one. The target has evaluated all but the last one.
     pub ids: &'a [u32],
+    /// Tokens of a text that is likely to be repeated behind the prompt, at most as many as a context has; usually empty.
+    pub prediction: &'a [u32],
     /// The maximum number of tokens to propose.
     pub n: usize,
 }

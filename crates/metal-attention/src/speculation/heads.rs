@@ -90,7 +90,7 @@ impl HeadDrafter {
             let open: Vec<usize> = (0..requests.len()).filter(|&r| wanted[r] > step).collect();
             let (mut batch, head) = (HeadBatch::default(), self.head_of_draft(step));
             for &r in &open {
-                let DraftRequest { seq, ids, n: _ } = requests[r];
+                let DraftRequest { seq, ids, prediction: _, n: _ } = requests[r];
                 match (self.heads_use, drafts[r].last()) {
                     (HeadUse::Repeated, Some(&id)) => batch.push(id, seq, self.heads[head].n_past(seq), &states[r]),
                     (HeadUse::Repeated | HeadUse::Chained, _) => {

@@ -345,7 +345,7 @@ mod tests {
     }
 
     fn requests() -> Vec<DraftRequest<'static>> {
-        (0..3).map(|seq| DraftRequest { seq, ids: &[7], n: 8 }).collect()
+        (0..3).map(|seq| DraftRequest { seq, ids: &[7], prediction: &[], n: 8 }).collect()
     }
 
     fn lengths(speculator: &mut Speculator, max_rows: usize) -> Vec<usize> {

@@ -91,12 +91,12 @@ fn scored(drafter: &mut DraftModel, ids: &[u32], n: usize) -> (Vec<u32>, Vec<Vec
         assert_eq!((request, draft), (0, logits.len()));
         logits.push(row.to_vec());
     };
-    let drafts = drafter.propose_with_logits(&[DraftRequest { seq: 0, ids, n }], &mut keep).unwrap();
+    let drafts = drafter.propose_with_logits(&[DraftRequest { seq: 0, ids, prediction: &[], n }], &mut keep).unwrap();
     (drafts.concat(), logits)
 }
 
 fn propose(drafter: &mut DraftModel, seq: usize, ids: &[u32], n: usize) -> Vec<u32> {
-    drafter.propose(&[DraftRequest { seq, ids, n }]).unwrap().remove(0).ids
+    drafter.propose(&[DraftRequest { seq, ids, prediction: &[], n }]).unwrap().remove(0).ids
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn sequences_share_the_steps() {
     let options = SessionOptions { n_ctx: 128, n_seq: 4, cache_type: CacheType::F32, ..Default::default() };
     let steps = StepSizes::default();
     let mut drafter = steps.drafter(&draft, &options);
-    let request = |seq: usize, case: usize, n| DraftRequest { seq, ids: &cases[case].tokens, n };
+    let request = |seq: usize, case: usize, n| DraftRequest { seq, ids: &cases[case].tokens, prediction: &[], n };
     let requests = [request(3, 0, 4), request(0, 1, 1), request(2, 1, 0), request(1, 2, 3)];
     let drafts: Vec<_> = drafter.propose(&requests).unwrap().into_iter().map(|draft| draft.ids).collect();
     let want = [&cases[0].drafts[..4], &cases[1].drafts[..1], &[], &cases[2].drafts[..3]];
@@ -261,7 +261,7 @@ fn sequences_without_a_request_give_up_their_pages() {
     drafter.forget(1);
     assert_eq!(propose(&mut drafter, 1, &case.tokens, 4), case.drafts);
     assert_eq!(steps.take(), [7, 1, 1, 1], "nothing was kept");
-    let all: Vec<_> = (0..3).map(|seq| DraftRequest { seq, ids: &case.tokens, n: 1 }).collect();
+    let all: Vec<_> = (0..3).map(|seq| DraftRequest { seq, ids: &case.tokens, prediction: &[], n: 1 }).collect();
     assert!(matches!(drafter.propose(&all).unwrap_err(), ForwardError::OutOfPages { .. }));
 }
 

@@ -112,7 +112,7 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
 }
 
 fn request(seq: usize, case: &Case) -> DraftRequest<'_> {
-    DraftRequest { seq, ids: &case.tokens, n: 4 }
+    DraftRequest { seq, ids: &case.tokens, prediction: &[], n: 4 }
 }
 
 fn check_case(case: &Case, drafts: &[u32], logits: &[Vec<f32>]) {
@@ -193,7 +193,7 @@ fn every_head_gives_llama_cpps_drafts_through_cuda() {
 fn fresh(model: &Model, ids: &[u32]) -> (Vec<Vec<u32>>, Vec<Vec<Vec<f32>>>) {
     let mut pair = Pair::on_the_cpu(model);
     pair.evaluate_from(0, 0, ids, usize::MAX);
-    pair.propose(&[DraftRequest { seq: 0, ids, n: 3 }])
+    pair.propose(&[DraftRequest { seq: 0, ids, prediction: &[], n: 3 }])
 }
 
 /// The target takes some drafts and refuses others; its states then stand in the place of the heads' own, so that the next drafts
@@ -206,7 +206,7 @@ fn drafts_after_verified_ones_are_those_of_the_whole_sequence() {
         let mut ids = cases[1].tokens.clone();
         pair.evaluate_from(1, 0, &ids, 7);
         for n_taken in [1, 0, 3, 2] {
-            let (drafts, logits) = pair.propose(&[DraftRequest { seq: 1, ids: &ids, n: 3 }]);
+            let (drafts, logits) = pair.propose(&[DraftRequest { seq: 1, ids: &ids, prediction: &[], n: 3 }]);
             let want = fresh(&model, &ids);
             assert_eq!(drafts, want.0, "{name}, {} tokens", ids.len());
             assert!(logits == want.1, "{name}, {} tokens: other logits", ids.len());
@@ -241,7 +241,8 @@ fn sequences_may_be_cut_back_replaced_or_observed_in_part() {
     let cut: Vec<u32> = long.tokens[..12].iter().copied().chain([7, 9, 250]).collect();
     assert_eq!(pair.target.rewind(0, 12), 12);
     pair.evaluate_from(0, 12, &cut, 9);
-    let (drafts, logits) = pair.propose(&[DraftRequest { seq: 0, ids: &cut, n: 3 }, request(2, short)]);
+    let (drafts, logits) =
+        pair.propose(&[DraftRequest { seq: 0, ids: &cut, prediction: &[], n: 3 }, request(2, short)]);
     let want = fresh(&model, &cut);
     assert!((&drafts[0], &logits[0]) == (&want.0[0], &want.1[0]), "{drafts:?} for {:?}", want.0);
     check_case(short, &drafts[1], &logits[1]);
@@ -254,18 +255,18 @@ fn sequences_may_be_cut_back_replaced_or_observed_in_part() {
     pair.drafter.forget(1);
     let shared = pair.target.share_prefix(0, 1, 10).unwrap();
     let ids = [&cases[1].tokens[..shared], &[3, 5, 8, 13]].concat();
-    assert_eq!(pair.propose(&[DraftRequest { seq: 1, ids: &ids, n: 3 }]).0, [Vec::<u32>::new()]);
+    assert_eq!(pair.propose(&[DraftRequest { seq: 1, ids: &ids, prediction: &[], n: 3 }]).0, [Vec::<u32>::new()]);
     pair.evaluate_from(1, shared, &ids, 9);
-    let (drafts, _) = pair.propose(&[DraftRequest { seq: 1, ids: &ids, n: 3 }]);
+    let (drafts, _) = pair.propose(&[DraftRequest { seq: 1, ids: &ids, prediction: &[], n: 3 }]);
     assert_eq!(drafts[0].len(), 3);
     // The target's states of the last tokens are not known: no drafts, and no error.
     let unseen = [&ids[..], &[4, 4]].concat();
-    assert_eq!(pair.propose(&[DraftRequest { seq: 1, ids: &unseen, n: 3 }]).0, [Vec::<u32>::new()]);
+    assert_eq!(pair.propose(&[DraftRequest { seq: 1, ids: &unseen, prediction: &[], n: 3 }]).0, [Vec::<u32>::new()]);
     // Not beyond the context, of 128 tokens.
     let filled: Vec<u32> = (0..127).map(|i| i * 7 % 300).collect();
     pair.target.rewind(1, 0);
     pair.evaluate_from(1, 0, &filled, 50);
-    let (drafts, logits) = pair.propose(&[DraftRequest { seq: 1, ids: &filled, n: 9 }]);
+    let (drafts, logits) = pair.propose(&[DraftRequest { seq: 1, ids: &filled, prediction: &[], n: 9 }]);
     let want = fresh(&model, &filled);
     assert_eq!((drafts[0].len(), &logits[0][..]), (2, &want.1[0][..2]));
 }

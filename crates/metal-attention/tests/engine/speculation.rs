@@ -104,7 +104,7 @@ fn tasks(n: usize, n_vocab: usize) -> Vec<Task> {
             0 => SamplerOptions::greedy(),
             _ => SamplerOptions { seed: Some(i as u64), temperature: 0.7, repeat_penalty: 1.1, ..Default::default() },
         };
-        Task { prompt: [&part[..], &part[..numbers.below(part.len()) + 1]].concat(), sampling, min_tokens: i % 7 }
+        Task { prompt: [&part[..], &part[..=numbers.below(part.len())]].concat(), sampling, min_tokens: i % 7 }
     };
     (0..n).map(&mut task).collect()
 }
@@ -127,8 +127,7 @@ fn text(generator: &mut Generator, task: &Task) -> (Vec<u32>, usize, usize) {
     generator.set_sampling(task.sampling.clone()).unwrap();
     generator.prompt(&task.prompt, |_, _| ControlFlow::Continue(())).unwrap();
     let options = GenerateOptions { n_predict: Some(N), min_tokens: task.min_tokens, ..Default::default() };
-    let generation = generator.generate(options);
-    generation.map(|token| token.map(drop)).collect::<Result<(), _>>().unwrap();
+    generator.generate(options).try_for_each(|token| token.map(drop)).unwrap();
     let timings = generator.timings();
     (generator.ids().to_vec(), timings.drafted, timings.accepted)
 }

@@ -33,6 +33,10 @@ class Completion:
     @property
     def cached_tokens(self) -> int: ...
     @property
+    def drafted_tokens(self) -> int: ...
+    @property
+    def accepted_tokens(self) -> int: ...
+    @property
     def seconds(self) -> tuple[float, float, float]:
         """The seconds of waiting in the queue, of prefill, and of decode."""
 
@@ -130,6 +134,7 @@ class Engine:
         cache_type: str,
         exact: bool,
         in_memory: bool,
+        drafter: str,
         download: Callable[[str, int, int], object] | None,
     ) -> Engine: ...
     @property

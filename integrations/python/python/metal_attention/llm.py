@@ -103,6 +103,7 @@ class LLM:
         cache_type: str = "f16",
         exact: bool = False,
         in_memory: bool = False,
+        drafter: Literal["auto", "ngram", "off"] = "auto",
         use_tqdm: bool = True,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
@@ -125,6 +126,8 @@ class LLM:
         cache_type: number format of the KV cache, "f16" or "f32".
         exact: compute in F32 instead of faster, less exact formats.
         in_memory: read the file instead of mapping it.
+        drafter: how tokens are proposed so that a decode step may give a text several: "ngram" (tokens that followed the same ones
+            earlier), "off", or "auto", the best that the model has. Texts do not depend on it.
         use_tqdm: show a download's progress.
         max_model_len, max_num_seqs: vLLM's names for `n_ctx` and `n_parallel`; they take precedence.
         tensor_parallel_size: NVIDIA GPUs that share the model: `device` ("cuda" if that is "auto") and those that follow it.
@@ -166,6 +169,7 @@ class LLM:
                 cache_type=cache_type,
                 exact=exact,
                 in_memory=in_memory,
+                drafter=drafter,
                 download=download,
             )
         finally:
@@ -511,7 +515,8 @@ class LLM:
         logprobs = [self._logprobs(id, of) for id, of in zip(ids, told, strict=True)] if told else None
         reason = completion.reason
         message = None if completion.message is None else json.loads(completion.message)
-        return CompletionOutput(index, completion.text, ids, _finish_reason(reason), reason, logprobs, message)
+        counts = completion.drafted_tokens, completion.accepted_tokens
+        return CompletionOutput(index, completion.text, ids, _finish_reason(reason), reason, logprobs, message, *counts)
 
     def _logprobs(self, id: int, told: tuple[float, int, list[tuple[int, float]]]) -> dict[int, Logprob]:
         own, rank, top = told

@@ -52,6 +52,10 @@ class CompletionOutput:
     message: dict[str, Any] | None = None
     """The answer to a conversation as OpenAI's message, with `content`, `reasoning_content` and `tool_calls`, which can be appended
     to the conversation. An incomplete call is left out. None: there was no conversation."""
+    num_drafted_tokens: int = 0
+    """Drafts that were evaluated: tokens that the drafter proposed."""
+    num_accepted_tokens: int = 0
+    """Drafts that were accepted. They are among the tokens of the text."""
 
     @property
     def tool_calls(self) -> list[ToolCall]:

@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn end(reason: EndReason) -> ChatEnd {
-        let usage = TextUsage { prompt_tokens: 9, cached_tokens: 7, generated_tokens: 4 };
+        let usage = TextUsage { prompt_tokens: 9, cached_tokens: 7, generated_tokens: 4, ..Default::default() };
         ChatEnd { reason, usage, reasoning_tokens: Some(2), timings: RequestTimings::default() }
     }
 

@@ -361,10 +361,12 @@ impl ChatJob {
         let may_begin_reasoning = self.may_begin_reasoning(model, &prompt.rendered.prompt.text);
         // Without tools there are no calls to limit.
         let single_call = has_tools && !self.allowed_calls.parallel;
+        let prediction = self.generation.prediction_ids(model)?;
         let (mut events, mut parsers) = (Vec::new(), Vec::new());
         for choice in 0..self.generation.n {
             let mut request = self.generation.request(app, model, client, &prompt.ids, &stop, choice)?;
             request.spans = Arc::clone(&prompt.spans);
+            request.prediction = Arc::clone(&prediction);
             // Parsers have a state, so each choice has two: the one of its guide runs in the scheduler's thread, to
             // mask tokens, the one of its `ChoiceParser` in the handler, to write the response.
             let options = GuideOptions {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, Request};
+use metal_attention::tokenizer::EncodeOptions;
 
 use super::logit_bias::LogitBiasMap;
 use super::sampling::SamplingFields;
@@ -51,6 +52,10 @@ pub struct GenerationSettings {
     /// Report the log probability of each prompt token after the first and of this many most likely alternatives; `None`:
     /// none.
     pub prompt_logprobs: Option<usize>,
+    /// Maximum number of drafts in a decode step; 0: none. `None`: as the server's options say.
+    pub max_drafts: Option<usize>,
+    /// A text that the answer is likely to repeat; usually empty. Only chats use it.
+    pub prediction: String,
     /// Whether the response is streamed.
     pub stream: bool,
     /// When the request was read; the server's timeout counts from here.
@@ -73,6 +78,8 @@ impl Default for GenerationSettings {
             n: 1,
             logprobs: None,
             prompt_logprobs: None,
+            max_drafts: None,
+            prediction: String::new(),
             stream: false,
             received: Instant::now(),
         }
@@ -99,8 +106,8 @@ impl GenerationSettings {
         model.n_ctx - self.max_tokens(model).map_or(answer, |n| n.min(answer))
     }
 
-    /// Returns the scheduler's request for choice `choice` of `prompt`. `stop`: all stop strings. Its constraint is not
-    /// set.
+    /// Returns the scheduler's request for choice `choice` of `prompt`. `stop`: all stop strings. Its constraint and its
+    /// prediction are not set.
     pub fn request(
         &self,
         app: &App,
@@ -133,9 +140,19 @@ impl GenerationSettings {
             constraint: None,
             logits_processor: None,
             deadline: app.options.timeout.and_then(|timeout| self.received.checked_add(timeout)),
-            no_drafts: false,
+            max_drafts: self.max_drafts,
+            prediction: Arc::default(),
             buffer_events: !self.stream,
         })
+    }
+
+    /// The tokens of the prediction. Control tokens in it are text. Fails if it is too long to tokenise.
+    pub fn prediction_ids(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
+        if self.prediction.is_empty() {
+            return Ok(Arc::default());
+        }
+        model.check_length(&self.prediction, "prediction.content")?;
+        Ok(model.tokenizer.encode(&self.prediction, EncodeOptions::default()).into())
     }
 
     /// All strings that end a text of `model`: the request's, the model's defaults, and `more`.

@@ -93,6 +93,14 @@ struct Timings {
     predicted_per_token_ms: f64,
     /// Generated tokens in a second.
     predicted_per_second: f64,
+    /// Drafts that were evaluated, if there were some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    draft_n: Option<usize>,
+    /// Those of them that are part of the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    draft_n_accepted: Option<usize>,
 }
 
 /// The probability of a token, and of the most likely ones at its position.
@@ -150,6 +158,8 @@ impl Timings {
             predicted_ms,
             predicted_per_token_ms: ratio(predicted_ms, predicted_n as f64),
             predicted_per_second: ratio(predicted_n as f64 * 1e3, predicted_ms),
+            draft_n: (usage.drafted_tokens > 0).then_some(usage.drafted_tokens),
+            draft_n_accepted: (usage.drafted_tokens > 0).then_some(usage.accepted_tokens),
         }
     }
 }
@@ -365,7 +375,8 @@ mod tests {
 
     #[test]
     fn times_are_finite_whatever_they_are_of() {
-        let usage = Usage { prompt_tokens: 12, cached_tokens: 2, generated_tokens: 4 };
+        let usage =
+            Usage { prompt_tokens: 12, cached_tokens: 2, generated_tokens: 4, drafted_tokens: 5, accepted_tokens: 3 };
         let timings = RequestTimings {
             queued: Duration::from_secs(1),
             prefill: Duration::from_millis(20),
@@ -381,9 +392,11 @@ mod tests {
             predicted_ms: 40.0,
             predicted_per_token_ms: 10.0,
             predicted_per_second: 100.0,
+            draft_n: Some(5),
+            draft_n_accepted: Some(3),
         };
         assert_eq!(Timings::new(usage, timings), expected);
         let none = Timings::new(Usage::default(), RequestTimings::default());
-        assert_eq!((none.prompt_per_token_ms, none.predicted_per_second), (0.0, 0.0));
+        assert_eq!((none.prompt_per_token_ms, none.predicted_per_second, none.draft_n), (0.0, 0.0, None));
     }
 }

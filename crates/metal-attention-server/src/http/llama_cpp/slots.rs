@@ -19,7 +19,7 @@ pub struct Slot {
     n_ctx: usize,
     /// Whether a sequence is running.
     is_processing: bool,
-    /// False: there is no speculative decoding.
+    /// Whether decode steps may have drafts.
     speculative: bool,
     /// Tokens of the prompt.
     n_prompt_tokens: usize,
@@ -45,7 +45,7 @@ struct NextTokenState {
 
 impl Slot {
     /// The slot number `id`; `sequence`: the running one, if any.
-    fn new(id: usize, n_ctx: usize, sequence: Option<&SequenceProgress>) -> Self {
+    fn new(id: usize, n_ctx: usize, speculative: bool, sequence: Option<&SequenceProgress>) -> Self {
         let remaining = |sequence: &SequenceProgress| {
             Some(sequence.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(sequence.n_generated))
         };
@@ -55,7 +55,7 @@ impl Slot {
             id,
             n_ctx,
             is_processing: sequence.is_some(),
-            speculative: false,
+            speculative,
             n_prompt_tokens: count(|sequence| sequence.n_prompt),
             n_prompt_tokens_processed: count(|sequence| sequence.n_evaluated.min(sequence.n_prompt)),
             n_prompt_tokens_cache: count(|sequence| sequence.n_cached),
@@ -83,7 +83,9 @@ pub async fn slots(State(app): State<App>, query: ModelQuery) -> Result<axum::Js
     if sequences.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
         return Err(ApiError::unavailable("no_slot", "no slot is free: try again later"));
     }
-    let slot = |(id, sequence): (usize, &Option<SequenceProgress>)| Slot::new(id, model.n_ctx, sequence.as_ref());
+    let speculative = model.scheduler.drafter().is_some();
+    let slot =
+        |(id, sequence): (usize, &Option<SequenceProgress>)| Slot::new(id, model.n_ctx, speculative, sequence.as_ref());
     Ok(axum::Json(sequences.iter().enumerate().map(slot).collect()))
 }
 
@@ -95,11 +97,14 @@ mod tests {
     fn slots_show_the_counts_of_their_sequences() {
         let sequence =
             SequenceProgress { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
-        let busy = serde_json::to_value(Slot::new(1, 512, Some(&sequence))).unwrap();
+        let busy = serde_json::to_value(Slot::new(1, 512, true, Some(&sequence))).unwrap();
         let next = serde_json::json!({"has_next_token": true, "n_decoded": 3, "n_remain": 5});
         assert_eq!((&busy["id"], &busy["is_processing"], &busy["next_token"][0]), (&1.into(), &true.into(), &next));
+        assert_eq!(busy["speculative"], true);
         assert_eq!((&busy["n_prompt_tokens_processed"], &busy["n_prompt_tokens_cache"]), (&7.into(), &3.into()));
-        let idle = Slot::new(0, 512, None);
-        assert!(!idle.is_processing && idle.next_token[0].n_remain == -1 && idle.n_prompt_tokens == 0);
+        let idle = Slot::new(0, 512, false, None);
+        assert!(
+            !idle.is_processing && !idle.speculative && idle.next_token[0].n_remain == -1 && idle.n_prompt_tokens == 0
+        );
     }
 }

@@ -35,7 +35,7 @@ const REFUSED: &[RefusedField] = &[
 const IGNORED: &[&str] = &[
     // Slots and caches.
     "id_slot", "n_keep", "n_discard", "n_cache_reuse", "backend_sampling",
-    "speculative.n_max", "speculative.n_min", "speculative.p_min",
+    "speculative.n_min", "speculative.p_min",
     // Parameters of samplers that are refused, or off.
     "mirostat_tau", "mirostat_eta", "adaptive_decay",
     // The contents and the end of a response.

@@ -60,6 +60,9 @@ pub struct GenerationFields {
     n_probs: Option<u32>,
     /// Never sample a token that ends the text.
     ignore_eos: Option<bool>,
+    /// Maximum number of drafts in a decode step; 0: none. The text does not depend on it.
+    #[serde(rename = "speculative.n_max")]
+    max_drafts: Option<i64>,
     /// The number of choices.
     #[schema(minimum = 1, maximum = 16, default = 1)]
     n: Option<u32>,
@@ -109,6 +112,9 @@ impl GenerationFields {
             n,
             logprobs: self.n_probs()?,
             prompt_logprobs: self.prompt_logprobs()?,
+            // Below 0 means 0, as in llama.cpp.
+            max_drafts: self.max_drafts.map(|n| usize::try_from(n).unwrap_or(0)),
+            prediction: String::new(),
             stream: self.stream(),
             received: Instant::now(),
         })

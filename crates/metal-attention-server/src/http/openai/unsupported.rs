@@ -179,10 +179,15 @@ const IGNORED: &[&str] = &[
     "t_max_prompt_ms",
 ];
 
+/// Fields of [`IGNORED`] that some endpoints read.
+const READ: &[(&str, &[Endpoint])] = &[("prediction", &[Chat]), ("speculative.n_max", TEXTS)];
+
 /// Refuses a request to `endpoint` that uses a refused field. Notes the ignored fields.
 pub fn check(endpoint: Endpoint, object: &Object<'_>) -> Result<Notes, ApiError> {
     let refused = FIELDS.iter().filter(|row| row.at.contains(&endpoint)).map(|row| &row.field);
-    unsupported::check(object, refused, IGNORED)
+    let is_read = |name: &str| READ.iter().any(|(read, at)| *read == name && at.contains(&endpoint));
+    let ignored: Vec<&str> = IGNORED.iter().copied().filter(|name| !is_read(name)).collect();
+    unsupported::check(object, refused, &ignored)
 }
 
 #[cfg(test)]
@@ -262,6 +267,7 @@ mod tests {
         let request = json!({"user": "me", "metadata": {"a": "b"}, "store": true, "service_tier": "auto",
             "safety_identifier": "x", "prompt_cache_key": "x", "cache_prompt": true, "id_slot": 3, "verbosity": "low",
             "reasoning_effort": "low", "prediction": {"type": "content"}, "request_id": "x", "mirostat_tau": 5.0,
+            "speculative.n_max": 8, "speculative.n_min": 2, "speculative.p_min": 0.5,
             "modalities": ["text"], "tool_choice": "auto", "function_call": "none", "tfs_z": 1, "nobody": "knows"});
         for &endpoint in ALL {
             assert_eq!(refused(endpoint, &request), None);
@@ -276,10 +282,17 @@ mod tests {
                 "cache_prompt",
                 "id_slot",
                 "verbosity",
-                "prediction",
                 "request_id",
                 "mirostat_tau",
+                "speculative.n_min",
+                "speculative.p_min",
             ] {
+                notes.ignored(name);
+            }
+            // Chats read predictions, and both kinds of texts the number of drafts.
+            let others =
+                [("prediction", &[Completions, Embeddings, Rerank][..]), ("speculative.n_max", &[Embeddings, Rerank])];
+            for (name, _) in others.into_iter().filter(|(_, at)| at.contains(&endpoint)) {
                 notes.ignored(name);
             }
             assert_eq!(read(endpoint, &request), Ok(notes));

@@ -4,6 +4,7 @@ mod cache_events;
 mod fairness;
 mod hybrid;
 mod logits;
+mod predictions;
 mod prefix_store;
 mod prompt_logprobs;
 mod reference;

@@ -8,6 +8,7 @@
 //! running choice fails, the others are cancelled, too. If the client disconnects, the response is dropped, and with it
 //! all running choices (during submission: as soon as its thread is done).
 
+mod prediction;
 mod request;
 mod response;
 mod schema;

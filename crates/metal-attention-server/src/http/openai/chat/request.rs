@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::prediction::Prediction;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
@@ -38,6 +39,8 @@ pub struct ChatFields {
     tool_choice: Option<ToolChoice>,
     /// Whether one answer may call several functions; default: yes.
     parallel_tool_calls: Option<bool>,
+    /// A text that the answer is likely to repeat, such as the file that it edits.
+    prediction: Option<Prediction>,
     /// Additional variables of the model's chat template, such as `enable_thinking`.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -116,7 +119,11 @@ impl FromJson for ChatRequest {
         let reasoning: ReasoningFields = object.parse()?;
         let fields: ChatFields = object.parse()?;
         let generation = shared.generation(sampling, None)?;
-        let generation = GenerationSettings { logprobs: fields.top_logprobs()?.or(generation.logprobs), ..generation };
+        let generation = GenerationSettings {
+            logprobs: fields.top_logprobs()?.or(generation.logprobs),
+            prediction: fields.prediction.clone().map(Prediction::into_text).unwrap_or_default(),
+            ..generation
+        };
         let end = fields.prompt_end()?;
         let tools = fields.tools.unwrap_or_default();
         let job = ChatJob {
