@@ -15,7 +15,7 @@ mod roofline;
 mod speculation;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Device, EngineOptions, ForwardPass, Model, ModelSpec, Profile};
@@ -115,8 +115,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "csv", "markdown"], value_hint = clap::ValueHint::FilePath)]
     text: Option<PathBuf>,
 
-    /// Tokens of the text that are in the context before the measurement [default: half of them]
-    #[arg(long, value_name = "N", requires = "text")]
+    /// The same with what the model itself writes, greedily: this many tokens
+    #[arg(long, value_name = "N", conflicts_with_all = ["text", "compare", "csv", "markdown"])]
+    own_text: Option<usize>,
+
+    /// Tokens of the text that are in the context before the measurement [default: half of them; of its own text 32]
+    #[arg(long, value_name = "N")]
     text_prompt: Option<usize>,
 
     #[command(flatten)]
@@ -168,10 +172,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     match &args.command {
         Some(Command::Encoder(args)) => encoder::run(args),
         Some(Command::Roofline(args)) => roofline::run(args),
-        None => match &args.text {
-            Some(text) => args.bench_drafts(text),
-            None => args.bench(),
-        },
+        None if args.text.is_some() || args.own_text.is_some() => args.bench_drafts(),
+        None => args.bench(),
     }
 }
 
@@ -220,8 +222,10 @@ impl Args {
     }
 
     /// Measures a drafter on a text.
-    fn bench_drafts(&self, path: &Path) -> Result<(), CliError> {
-        let text = read_file(path)?;
+    fn bench_drafts(&self) -> Result<(), CliError> {
+        let text = self.text.as_deref().map(read_file).transpose()?;
+        let name = self.text.as_ref().and_then(|path| path.file_name());
+        let name = name.map_or_else(|| "its own text".to_owned(), |name| name.to_string_lossy().into_owned());
         let _ctrl_c = interrupt::cancel_on_ctrl_c();
         let devices = if self.wgpu { vec![Device::Wgpu] } else { plan::distinct(&self.device) };
         let mut reports = Vec::new();
@@ -229,8 +233,21 @@ impl Args {
             let model = args.open()?;
             let draft = self.speculation.draft_model(&args)?;
             let open = |options: &EngineOptions| self.speculation.open(&model, draft.as_ref(), options);
-            let ids = args.tokenizer(&model)?.encode(&text, EncodeOptions { add_special: true, parse_special: false });
-            let n_prompt = self.text_prompt.unwrap_or(ids.len() / 2);
+            let (ids, n_prompt) = match &text {
+                Some(text) => {
+                    let special = EncodeOptions { add_special: true, parse_special: false };
+                    let ids = args.tokenizer(&model)?.encode(text, special);
+                    let n_prompt = self.text_prompt.unwrap_or(ids.len() / 2);
+                    (ids, n_prompt)
+                }
+                None => {
+                    let device = devices[0].clone();
+                    let options =
+                        EngineOptions { device, n_threads: self.threads.first().copied(), ..self.compute.options() };
+                    let (n_prompt, n) = (self.text_prompt.unwrap_or(32), self.own_text.unwrap_or(0));
+                    (speculation::own_text(&model, &options, n_prompt, n)?, n_prompt)
+                }
+            };
             if n_prompt == 0 || n_prompt + 2 > ids.len() {
                 let n = ids.len();
                 return Err(CliError::Usage(format!(
@@ -247,7 +264,7 @@ impl Args {
                     let bench = SpeculationBench {
                         open: &open,
                         depth: self.speculation.depth(),
-                        text: path,
+                        text: &name,
                         prompt,
                         generated,
                         batch,

@@ -5,7 +5,6 @@
 //! what it costs. Rounds with and without drafts take turns.
 
 use std::io::Write;
-use std::path::Path;
 use std::time::Instant;
 
 use metal_attention::speculation::{Draft, DraftDepth, DraftRequest, SpeculativePass, Speculator};
@@ -25,7 +24,7 @@ pub struct SpeculationBench<'a> {
     /// How many drafts a step may have.
     pub depth: DraftDepth,
     /// The text's name in the report.
-    pub text: &'a Path,
+    pub text: &'a str,
     /// The tokens that are in the context before the timed part.
     pub prompt: &'a [u32],
     /// The tokens that are generated.
@@ -123,7 +122,7 @@ impl SpeculationBench<'_> {
             device_name: device.name,
             threads: device.n_threads,
             drafter: drafter_name,
-            text: self.text.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            text: self.text.to_owned(),
             batch: self.batch,
             n_prompt: self.prompt.len(),
             n_gen: self.generated.len(),
@@ -260,6 +259,20 @@ fn evaluate(
     }
 }
 
+/// `n` tokens that a model writes greedily after a prompt of `n_prompt` tokens with consecutive ids, with that prompt.
+pub fn own_text(model: &Model, options: &EngineOptions, n_prompt: usize, n: usize) -> Result<Vec<u32>, CliError> {
+    let mut pass = model.forward_pass(&EngineOptions { n_ctx: Some(n_prompt + n + 1), ..options.clone() })?;
+    let n_vocab = model.spec().n_vocab as u32;
+    let mut ids: Vec<u32> = (0..n_prompt as u32).map(|i| (n_vocab / 4 + i) % n_vocab).collect();
+    if n_prompt > 0 && n > 0 {
+        ids.push(pass.forward_prompt(&ids).map_err(Error::from)?);
+        while ids.len() < n_prompt + n {
+            ids.push(pass.forward_token_greedy(ids[ids.len() - 1]).map_err(Error::from)?);
+        }
+    }
+    Ok(ids)
+}
+
 /// The median; 0 without values.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
@@ -313,7 +326,7 @@ mod tests {
                     SpeculativePass::new(&model, options, ngram)
                 },
                 depth: DraftDepth::default(),
-                text: Path::new("page.txt"),
+                text: "page.txt",
                 prompt: &page,
                 generated,
                 batch,
