@@ -4,6 +4,7 @@
 mod architecture;
 mod dependencies;
 mod design;
+mod drafts;
 mod how_to;
 mod links;
 mod paths;
