@@ -335,14 +335,15 @@ def test_a_closed_model_raises_an_error() -> None:
     llm.close()
 
 
-def test_texts_do_not_depend_on_the_drafter(llm: LLM) -> None:
-    # Most of its continuation repeats it.
-    prompt = "Once upon a time, there was a little girl named Lily. " * 2
+def test_texts_do_not_depend_on_the_drafter() -> None:
+    # "Once upon a time, there was a Once upon a time": the text repeats what followed the first time.
+    prompt = [1, 403, 407, 261, 378, 432, 383, 286, 261, 403, 407, 261, 378]
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     off = LLM(device="cpu", n_parallel=2, drafter="off")
     plain = off.generate(prompt, params, use_tqdm=False)[0].outputs[0]
     assert (plain.num_drafted_tokens, plain.num_accepted_tokens) == (0, 0)
-    for drafted in [llm, LLM(device="cpu", n_parallel=2, drafter="ngram")]:
+    # How many drafts pay is measured, and none were evaluated yet.
+    for drafted in [LLM(device="cpu", n_parallel=2), LLM(device="cpu", n_parallel=2, drafter="ngram")]:
         text = drafted.generate(prompt, params, use_tqdm=False)[0].outputs[0]
         assert text.token_ids == plain.token_ids
         assert 1 <= text.num_accepted_tokens <= text.num_drafted_tokens
