@@ -19,7 +19,7 @@ use crate::prefix_store::PrefixStore;
 use crate::prompt::{BatchSpan, PrefixKey, PromptLimits, rewind, span_keys, with_batch};
 use crate::sampling::Sampler;
 use crate::scheduler::Client;
-use crate::speculation::{DraftDepth, DraftRequest, Drafter, ScoresAhead, Speculator};
+use crate::speculation::{DraftDepth, DraftRequest, Drafter, ScoresAhead, Speculator, max_drafts_of_step};
 use crate::{
     Constraint, Error, LogitsProcessor, Model, Pooler, PromptSpan, SavedSequence, SessionError, SessionFile, SpanKey,
     Timings,
@@ -390,7 +390,7 @@ impl Sequence {
     fn propose(&mut self, n_left: usize) -> Vec<u32> {
         let Some(speculator) = &mut self.speculator else { return Vec::new() };
         let room = self.pass.n_ctx().saturating_sub(self.ids.len()).min(n_left.saturating_sub(1));
-        let n = room.min(speculator.max_depth()).min(self.pass.n_ubatch().saturating_sub(1));
+        let n = room.min(speculator.max_depth()).min(max_drafts_of_step(&*self.pass, 1));
         let request = DraftRequest { seq: 0, ids: &self.ids, prediction: &[], n };
         let forced = self.constraint.as_mut().map(ActiveConstraint::forced).unwrap_or_default();
         let mut ids = speculator.propose(1, n, &[request], &[forced]).pop().map_or(Vec::new(), |draft| draft.ids);

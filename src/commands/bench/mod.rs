@@ -233,20 +233,16 @@ impl Args {
             let model = args.open()?;
             let draft = self.speculation.draft_model(&args)?;
             let open = |options: &EngineOptions| self.speculation.open(&model, draft.as_ref(), options);
-            let (ids, n_prompt) = match &text {
-                Some(text) => {
-                    let special = EncodeOptions { add_special: true, parse_special: false };
-                    let ids = args.tokenizer(&model)?.encode(text, special);
-                    let n_prompt = self.text_prompt.unwrap_or(ids.len() / 2);
-                    (ids, n_prompt)
-                }
-                None => {
-                    let device = devices[0].clone();
-                    let options =
-                        EngineOptions { device, n_threads: self.threads.first().copied(), ..self.compute.options() };
-                    let (n_prompt, n) = (self.text_prompt.unwrap_or(32), self.own_text.unwrap_or(0));
-                    (speculation::own_text(&model, &options, n_prompt, n)?, n_prompt)
-                }
+            let n_threads = self.threads.first().copied();
+            let options = EngineOptions { device: devices[0].clone(), n_threads, ..self.compute.options() };
+            let (ids, n_prompt) = if let Some(text) = &text {
+                let special = EncodeOptions { add_special: true, parse_special: false };
+                let ids = args.tokenizer(&model)?.encode(text, special);
+                let n_prompt = self.text_prompt.unwrap_or(ids.len() / 2);
+                (ids, n_prompt)
+            } else {
+                let (n_prompt, n) = (self.text_prompt.unwrap_or(32), self.own_text.unwrap_or(0));
+                (speculation::own_text(&model, &options, n_prompt, n)?, n_prompt)
             };
             if n_prompt == 0 || n_prompt + 2 > ids.len() {
                 let n = ids.len();
@@ -257,8 +253,7 @@ impl Args {
             }
             let (prompt, generated) = ids.split_at(n_prompt);
             for device in &devices {
-                let n_threads = self.threads.first().copied();
-                let options = EngineOptions { device: device.clone(), n_threads, ..self.compute.options() };
+                let options = EngineOptions { device: device.clone(), ..options.clone() };
                 for &batch in &self.batch {
                     let n_rounds = [self.warmup, self.iterations];
                     let bench = SpeculationBench {
@@ -270,13 +265,11 @@ impl Args {
                         batch,
                         n_rounds,
                     };
-                    match bench.measure(&model, &args.name(), &options)? {
-                        Some(report) => reports.push(report),
-                        None => {
-                            speculation::print(&reports, self.json)?;
-                            return Err(CliError::Interrupted);
-                        }
-                    }
+                    let Some(report) = bench.measure(&model, &args.name(), &options)? else {
+                        speculation::print(&reports, self.json)?;
+                        return Err(CliError::Interrupted);
+                    };
+                    reports.push(report);
                 }
             }
         }

@@ -7,7 +7,7 @@
 use std::io::Write;
 use std::time::Instant;
 
-use metal_attention::speculation::{Draft, DraftDepth, DraftRequest, SpeculativePass, Speculator};
+use metal_attention::speculation::{Draft, DraftDepth, DraftRequest, SpeculativePass, Speculator, max_drafts_of_step};
 use metal_attention::{
     Batch, BatchToken, EngineOptions, Error, ForwardError, ForwardPass, HiddenRequest, HiddenRows, Model, OutputKind,
     Outputs, TracedTokens,
@@ -168,7 +168,7 @@ impl SpeculationBench<'_> {
                         n: speculator.max_depth().min(text.len() - known[seq] - 1),
                     };
                     let requests: Vec<_> = running.iter().map(request).collect();
-                    let max_rows = pass.n_ubatch().saturating_sub(running.len());
+                    let max_rows = max_drafts_of_step(pass, running.len());
                     speculator.propose(running.len(), max_rows, &requests, &[])
                 }
             };

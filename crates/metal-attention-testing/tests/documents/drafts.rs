@@ -35,16 +35,17 @@ fn table() -> String {
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.file_name().unwrap().to_string_lossy().starts_with("drafts-"));
     files.sort();
-    let mut table = "| device | model | drafter | text | sequences | tokens a step | held | tokens/s without | with | ratio |\n\
+    let mut table =
+        "| device | model | drafter | text | sequences | tokens a step | held | tokens/s without | with | ratio |\n\
                      |---|---|---|---|---|---|---|---|---|---|\n"
-        .to_owned();
+            .to_owned();
     for path in files {
         let reports: Vec<Report> = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         for r in reports {
             let device =
                 if r.device == "cpu" { format!("{}, {} threads", r.device_name, r.threads) } else { r.device_name };
             let a_step = (r.n_gen - 1) as f64 / r.n_steps.max(1) as f64;
-            let held = if r.n_drafted == 0 { "-".into() } else { format!("{} %", 100 * r.n_accepted / r.n_drafted) };
+            let held = (100 * r.n_accepted).checked_div(r.n_drafted).map_or("-".into(), |held| format!("{held} %"));
             let model = r.model.trim_end_matches(".gguf");
             writeln!(
                 table,

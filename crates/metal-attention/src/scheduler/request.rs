@@ -63,7 +63,7 @@ pub struct Request {
     /// Time at which the request ends, finished or not.
     pub deadline: Option<Instant>,
     /// Maximum number of drafts in a step of this request; 0: none, each step gives it one token. `None`: as many as
-    /// [`SchedulerOptions::speculation`](super::SchedulerOptions::speculation) allows. The text does not depend on it.
+    /// [`SchedulerOptions::draft_depth`](super::SchedulerOptions::draft_depth) allows. The text does not depend on it.
     pub max_drafts: Option<usize>,
     /// Tokens of a text that the answer is likely to repeat, such as the text that it edits: drafts are taken from it,
     /// too. Usually empty. Tokens beyond the length of a context are ignored. The text does not depend on it.

@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use crate::choice::{self, RequiredScores, Scores};
 use crate::prompt::{BatchSpan, rewind, with_batch};
-use crate::speculation::{Draft, DraftRequest};
+use crate::speculation::{Draft, DraftRequest, max_drafts_of_step};
 use crate::{BatchToken, ForwardError};
 
 use super::batch_sizer::MAX_LOGITS_BYTES;
@@ -147,7 +147,7 @@ impl Engine<'_> {
     /// The drafts for the sequences that have a single token left to evaluate, with their indices in [`Engine::running`].
     fn propose(&mut self) -> Vec<(usize, Draft)> {
         let Self { speculator: Some(speculator), running, pass, batch_sizer, .. } = self else { return Vec::new() };
-        let (n_ctx, n_ubatch) = (pass.n_ctx(), pass.n_ubatch());
+        let n_ctx = pass.n_ctx();
         let single = running.iter().enumerate().filter(|(_, r)| r.sequence.ids.len() == pass.n_past(r.cache_seq) + 1);
         let single: Vec<usize> = single.map(|(i, _)| i).collect();
         let limit = |i: &usize| running[*i].sequence.max_drafts(n_ctx).min(speculator.max_depth());
@@ -159,8 +159,8 @@ impl Engine<'_> {
             DraftRequest { seq: *cache_seq, ids: &sequence.ids, prediction: &sequence.prediction, n }
         };
         let requests: Vec<_> = of_requests.iter().zip(&limits).map(request).collect();
-        // The decode tokens and drafts of a step are evaluated in one micro-batch.
-        let max_rows = n_ubatch.min(batch_sizer.max_tokens()).saturating_sub(single.len());
+        let max_rows =
+            max_drafts_of_step(&**pass, single.len()).min(batch_sizer.max_tokens().saturating_sub(single.len()));
         let mut drafts = speculator.propose(single.len(), max_rows, &requests, &forced);
         for (draft, &i) in drafts.iter_mut().zip(&of_requests) {
             draft.truncate(running[i].sequence.n_allowed(&draft.ids));

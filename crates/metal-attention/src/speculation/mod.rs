@@ -29,4 +29,4 @@ pub use ngram::NgramDrafter;
 pub use options::{DraftDepth, DrafterKind, MAX_DRAFTS, Speculation, UnknownDrafter};
 pub use pass::SpeculativePass;
 pub(crate) use scores_ahead::ScoresAhead;
-pub use speculator::Speculator;
+pub use speculator::{Speculator, max_drafts_of_step};

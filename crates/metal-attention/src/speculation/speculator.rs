@@ -238,16 +238,12 @@ impl Speculator {
             return none;
         }
         // No drafts pay, by what is known.
-        match trial.checked_sub(1) {
-            Some(trial) => {
-                self.pause = Pause::Active { trial, next_pause };
-                requests.iter().map(|request| request.n.min(1)).collect()
-            }
-            None => {
-                self.pause = Pause::Paused { left: next_pause, next_pause: (2 * next_pause).min(PAUSES[1]) };
-                none
-            }
-        }
+        let Some(trial) = trial.checked_sub(1) else {
+            self.pause = Pause::Paused { left: next_pause, next_pause: (2 * next_pause).min(PAUSES[1]) };
+            return none;
+        };
+        self.pause = Pause::Active { trial, next_pause };
+        requests.iter().map(|request| request.n.min(1)).collect()
     }
 
     /// How many drafts of each sequence to evaluate, and the tokens a second of that.
@@ -288,6 +284,15 @@ impl Speculator {
         };
         self.has_proposed = true;
     }
+}
+
+/// The most drafts of a step of `pass` over `n_seq` sequences: all fit one micro-batch, and in models with recurrent layers their
+/// states take at most half of the slots that are free or have checkpoints, so that prefixes can still be reused.
+pub fn max_drafts_of_step(pass: &dyn ForwardPass, n_seq: usize) -> usize {
+    let states = pass.cache_pages().states;
+    let usable = states.free + states.checkpoints;
+    let of_states = if states.total == 0 { usize::MAX } else { (usable / 2).saturating_sub(n_seq) };
+    pass.n_ubatch().saturating_sub(n_seq).min(of_states)
 }
 
 /// The probability of each draft that it holds with all before it.
