@@ -31,9 +31,8 @@ struct Report {
 
 /// The table of all reports, in the order of their files.
 fn table() -> String {
-    let folder = root().join("docs/performance/results");
+    let folder = root().join("docs/performance/drafts");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.retain(|path| path.file_name().unwrap().to_string_lossy().starts_with("drafts-"));
     files.sort();
     let mut table =
         "| device | model | drafter | text | sequences | tokens a step | held | tokens/s without | with | ratio |\n\
