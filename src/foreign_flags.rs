@@ -105,7 +105,9 @@ const NO_PARTS: &str = "a model runs on a device as a whole: --gpu or --device w
 const NO_IMAGES: &str = "pictures are read by run (--image), chat (/image), serve and encode-image, with --mmproj FILE; other \
                          commands, addresses and sound are not supported yet: leave the flag out";
 const NO_ADAPTERS: &str = "adapters cannot be applied yet: use a GGUF file that they are merged into";
-const NO_DRAFTS: &str = "draft models are not supported yet: leave their flags out; `run`, `chat` and `serve` have drafts without a model (--spec)";
+const NO_DRAFTS: &str = "`run`, `chat`, `serve` and `bench` have draft models (--model-draft); leave the flag out";
+/// The commands with draft models.
+const DRAFTING: &[&str] = &["run", "chat", "serve", "bench"];
 const NO_GRAMMAR: &str =
     "`run` and `chat` have it, and each request to `metal-attention serve` (response_format); leave the flag out";
 const FROM_FILE: &str =
@@ -136,6 +138,8 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
         Value,
         Refused(NO_ADAPTERS),
     ),
+    on(DRAFTING, &["-md", "-hfd", "-hfrd", "--hf-repo-draft"], Value, Flag("--model-draft")),
+    on(DRAFTING, &["-devd"], Value, Flag("--device-draft")),
     all(
         &["-md", "--model-draft", "-hfd", "-hfrd", "--hf-repo-draft", "--draft", "--draft-max", "--draft-n"],
         Value,
@@ -143,8 +147,13 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     ),
     all(&["--draft-min", "--draft-n-min", "--draft-p-min"], Value, Nothing("as many drafts as pay are evaluated")),
     all(&["--spec-default"], FlagValue::Nothing, Nothing("drafts are the default: --spec auto")),
-    all(&["-cd", "--ctx-size-draft", "-devd", "--device-draft"], Value, Refused(NO_DRAFTS)),
-    all(&["-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"], Value, Refused(NO_DRAFTS)),
+    all(&["-cd", "--ctx-size-draft"], Value, Nothing("the draft model has the context of the model")),
+    all(&["-devd", "--device-draft"], Value, Refused(NO_DRAFTS)),
+    all(
+        &["-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"],
+        Value,
+        Refused("--device-draft says where the draft model runs, as a whole"),
+    ),
     all(&["--override-kv"], Value, Refused("a model's metadata is taken as it is in its file")),
     all(
         &["--mlock"],

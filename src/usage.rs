@@ -465,7 +465,7 @@ mod tests {
         for (line, flag, tip) in [
             ("run -ngl 12 x", "-ngl", "-ngl 0 is the CPU"),
             ("run -ngl", "-ngl", "a value follows this flag"),
-            ("run -md x.gguf x", "-md", "no speculative decoding"),
+            ("embed -md x.gguf x", "-md", "--model-draft"),
             ("embed --mmproj x.gguf", "--mmproj", "pictures"),
             ("run --lora x", "--lora", "merged"),
             ("run -ts 1,1", "-ts", "--tensor-parallel"),
