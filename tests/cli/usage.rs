@@ -33,7 +33,7 @@ fn flags_of_other_programs_are_accepted_ignored_or_explained() {
     for (flags, tip) in [
         (&["-ngl", "12"][..], "-ngl 0 is the CPU"),
         (&["--gpu-layers", "1"], "--gpu"),
-        (&["-md", "draft.gguf"], "no speculative decoding"),
+        (&["-ngld", "9"], "--device-draft"),
         (&["--mmproj-url", "https://example.org/mmproj.gguf"], "pictures"),
         (&["--lora", "a.gguf"], "merged"),
         (&["--cache-type-k", "q8_0"], "--cache-type "),
