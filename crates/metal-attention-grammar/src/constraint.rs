@@ -341,16 +341,18 @@ impl Constraint for Grammar {
         self.matcher.is_stopped()
     }
 
-    /// The tokens of the text that the grammar forces. A model may spell it otherwise.
+    /// The tokens of the text that the grammar forces. A model may spell it otherwise. A copy of the matcher forces it: text with
+    /// control tokens, as around Gemma 4's strings, leaves a matcher that allows nothing.
     fn forced(&mut self) -> Vec<u32> {
-        match String::from_utf8(self.matcher.compute_ff_bytes()) {
+        match String::from_utf8(self.matcher.clone().compute_ff_bytes()) {
             Ok(text) if !text.is_empty() => encode_continuation(&self.tokenizer, &text, /* parse_special */ false),
             Ok(_) | Err(_) => Vec::new(),
         }
     }
 
     fn n_allowed(&mut self, ids: &[u32]) -> usize {
-        self.matcher.validate_tokens(ids).unwrap_or(0)
+        // A token beyond the vocabulary is an error of a matcher, from which it does not recover.
+        self.matcher.clone().validate_tokens(ids).unwrap_or(0)
     }
 }
 

@@ -100,8 +100,12 @@ impl Args {
             EngineOptions { device: self.device.clone(), n_ctx, n_threads: self.threads, ..EngineOptions::default() };
         let n_parallel = self.parallel;
         let speculation = Speculation { drafter: self.spec, ..Speculation::default() };
-        let scheduler =
-            SchedulerOptions { n_parallel, n_queue: self.queue, draft_depth: speculation.depth, ..SchedulerOptions::default() };
+        let scheduler = SchedulerOptions {
+            n_parallel,
+            n_queue: self.queue,
+            draft_depth: speculation.depth,
+            ..SchedulerOptions::default()
+        };
         Ok(WorkerSetup {
             engine: scheduler.engine(&model, &engine),
             scheduler,

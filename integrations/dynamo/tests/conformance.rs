@@ -10,8 +10,8 @@ use dynamo_backend_common::{
     StopConditions,
 };
 use futures::StreamExt;
-use metal_attention::speculation::{DrafterKind, Speculation};
 use metal_attention::scheduler::SchedulerOptions;
+use metal_attention::speculation::{DrafterKind, Speculation};
 use metal_attention::{Device, EngineOptions, Model};
 use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
 
