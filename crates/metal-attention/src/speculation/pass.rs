@@ -21,14 +21,18 @@ impl SpeculativePass {
     /// Sets up a forward pass of `model`, and the drafter of `speculation`.
     ///
     /// # Errors
-    /// As of [`Model::forward_pass`]; the drafter does not fit in memory; the model has no prediction heads and
-    /// [`DrafterKind::Mtp`] needs them.
+    /// As of [`Model::forward_pass`]. With [`DrafterKind::Mtp`]: the model has no prediction heads, or they cannot be set up;
+    /// [`DrafterKind::Auto`] takes n-grams then.
     pub fn new(model: &Model, options: &EngineOptions, speculation: Speculation) -> Result<Self, Error> {
         let pass = model.backend(options)?;
         let heads = match speculation.drafter {
             DrafterKind::Off | DrafterKind::Ngram => None,
             DrafterKind::Mtp => Some(HeadDrafter::beside(model, &*pass, options)?.ok_or(Error::NoHeads)?),
-            DrafterKind::Auto => HeadDrafter::beside(model, &*pass, options)?,
+            // Heads of a kind that is not supported, over tensor parallelism, or without room for them are no reason not to run.
+            DrafterKind::Auto => HeadDrafter::beside(model, &*pass, options).unwrap_or_else(|why| {
+                tracing::warn!("the model's prediction heads propose no tokens: {why}");
+                None
+            }),
         };
         let drafter: Option<Box<dyn Drafter>> = match (speculation.drafter, heads) {
             (DrafterKind::Off, _) => None,
