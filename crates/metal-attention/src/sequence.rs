@@ -313,7 +313,6 @@ impl Sequence {
             }
         };
         let mut chosen = Ok(None);
-        let n_pending = tokens.len();
         let begun = Instant::now();
         let mut reads_hidden = false;
         if let Some(scores) = self.ahead.after(ids) {
@@ -357,11 +356,10 @@ impl Sequence {
         let time = start.elapsed();
         if ahead {
             self.timings.accepted += 1;
-        } else if n_pending == 1
-            && !(reads_hidden && drafts.is_empty())
+        } else if tokens.len() == 1
             && let Some(speculator) = &mut self.speculator
         {
-            speculator.record_step(1, drafts.len(), evaluation);
+            speculator.record_step(1, drafts.len(), reads_hidden, evaluation);
         }
         self.timings.drafted += drafts.len();
         self.count(tokens.len(), time);
@@ -391,6 +389,9 @@ impl Sequence {
         let Some(speculator) = &mut self.speculator else { return Vec::new() };
         let room = self.pass.n_ctx().saturating_sub(self.ids.len()).min(n_left.saturating_sub(1));
         let n = room.min(speculator.max_depth()).min(max_drafts_of_step(&*self.pass, 1));
+        if n == 0 {
+            return Vec::new();
+        }
         let request = DraftRequest { seq: 0, ids: &self.ids, prediction: &[], n };
         let forced = self.constraint.as_mut().map(ActiveConstraint::forced).unwrap_or_default();
         let mut ids = speculator.propose(1, n, &[request], &[forced]).pop().map_or(Vec::new(), |draft| draft.ids);

@@ -204,8 +204,8 @@ impl SpeculationBench<'_> {
             }
             counts.steps += 1;
             counts.drafted += n_drafts;
-            if let Some(speculator) = speculator.as_mut().filter(|_| n_drafts > 0 || before.is_empty()) {
-                speculator.record_step(running.len(), n_drafts, time);
+            if let Some(speculator) = &mut speculator {
+                speculator.record_step(running.len(), n_drafts, !before.is_empty(), time);
             }
         }
     }

@@ -95,9 +95,8 @@ impl Engine<'_> {
                     self.batch_sizer.record_step(batch.tokens.len(), time);
                     // Steps with prefill chunks are no measure of what drafts cost.
                     let n_decode = batch.tokens.len() - n_drafts;
-                    let is_decode = n_decode == batch.n_decode && (n_drafts > 0 || !reads_hidden);
-                    if let Some(speculator) = self.speculator.as_mut().filter(|_| is_decode) {
-                        speculator.record_step(n_decode, n_drafts, time);
+                    if let Some(speculator) = self.speculator.as_mut().filter(|_| n_decode == batch.n_decode) {
+                        speculator.record_step(n_decode, n_drafts, reads_hidden, time);
                     }
                     self.start_time_slices();
                     // Copies pages and states at the ends of prompts to the prefix store (snapshots in host memory or

@@ -339,7 +339,7 @@ fn checked(target: &Model, draft: &Model, options: DraftModelOptions) -> Result<
 
 /// Evaluates `batch` and returns the choice for each of its output tokens, from results of kind `kind`.
 ///
-/// These steps do not run ahead: their number is known, and a proposal would leave steps in flight that nobody reads.
+/// These steps are not submitted ahead: a proposal has a known number of them, and further ones would stay in flight unread.
 fn choose(
     pass: &mut dyn ForwardPass,
     batch: &[BatchToken],

@@ -124,10 +124,10 @@ impl NgramTable {
             self.n_prediction = prediction.len();
         }
         let start = self.start();
-        let n_known = self.ids.len() - start;
-        let n_common = self.ids[start..].iter().zip(ids).take_while(|(a, b)| a == b).count();
-        let goes_on = n_common > 0 && n_common == n_known;
+        let known = &self.ids[start..];
+        let goes_on = !known.is_empty() && ids.starts_with(known);
         if !goes_on {
+            let n_common = known.iter().zip(ids).take_while(|(a, b)| a == b).count();
             // The last token is appended anew, so that its match is found.
             self.ids.truncate(start + n_common.min(ids.len().saturating_sub(1)));
             self.expected = None;

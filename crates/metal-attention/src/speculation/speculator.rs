@@ -37,6 +37,8 @@ pub struct Speculator {
     draft_seconds: Option<f64>,
     /// Whether a proposal was timed. The first one reads the prompt, so that it does not count.
     has_proposed: bool,
+    /// Whether steps that return hidden rows cost no more than others, which run ahead on GPUs alone.
+    hidden_is_free: bool,
     /// Time that the drafter took since the last step was recorded.
     drafting: Duration,
     pause: Pause,
@@ -61,6 +63,7 @@ impl Speculator {
             acceptance: Vec::new(),
             draft_seconds: None,
             has_proposed: false,
+            hidden_is_free: false,
             drafting: Duration::ZERO,
             pause: Pause::Active { trial: TRIAL, next_pause: PAUSES[0] },
         }
@@ -68,9 +71,10 @@ impl Speculator {
 
     /// Times decode steps without drafts over 1, 2, 4, ... up to `n_seq` sequences of `pass`, which are empty, if the drafter reads
     /// hidden rows: steps that return such rows do not run ahead, so that without this it would not be known what steps cost
-    /// without a drafter. Takes a few steps.
+    /// without a drafter. Takes a few steps; none on a CPU, where no step runs ahead.
     pub fn time_plain_steps(&mut self, pass: &mut dyn ForwardPass, n_seq: usize) {
-        if self.drafter.reads_hidden().is_empty() || !pass.spec().generates_text() {
+        self.hidden_is_free = pass.device().kind == "cpu";
+        if self.hidden_is_free || self.drafter.reads_hidden().is_empty() || !pass.spec().generates_text() {
             return;
         }
         let n_seq = n_seq.min(pass.n_seq());
@@ -163,12 +167,13 @@ impl Speculator {
             }
         }
         let confidence: Vec<_> = drafts.iter().map(|draft| &draft.confidence[..]).collect();
-        let lengths = match self.depth {
-            DraftDepth::Fixed(_) => likeliest(&confidence, usize::MAX, max_rows),
-            // These were requested by what they cost.
-            DraftDepth::Adaptive(_) if !self.drafter.estimates() => likeliest(&confidence, usize::MAX, max_rows),
-            DraftDepth::Adaptive(_) => self.best_lengths(n_seq, max_rows, &confidence, 0.0).0,
+        let likeliest = likeliest_first(&confidence, max_rows);
+        let n = match self.depth {
+            DraftDepth::Adaptive(_) if self.drafter.estimates() => self.costs.best_depth(n_seq, &likeliest, 0.0).0,
+            // The others were requested by what they cost.
+            DraftDepth::Adaptive(_) | DraftDepth::Fixed(_) => likeliest.len(),
         };
+        let lengths = lengths_of(&confidence, &likeliest[..n]);
         for (draft, n) in drafts.iter_mut().zip(lengths) {
             draft.truncate(n);
         }
@@ -224,10 +229,11 @@ impl Speculator {
         let (mut best, mut best_rate) = (none.clone(), 0.0);
         for depth in 0..=longest {
             let up_to: Vec<_> = confidence.iter().map(|of| &of[..depth.min(of.len())]).collect();
+            let likeliest = likeliest_first(&up_to, max_rows);
             let drafting = self.draft_seconds.unwrap_or(0.0) * depth as f64;
-            let (lengths, rate) = self.best_lengths(n_seq, max_rows, &up_to, drafting);
+            let (n, rate) = self.costs.best_depth(n_seq, &likeliest, drafting);
             if rate > best_rate {
-                (best, best_rate) = (lengths, rate);
+                (best, best_rate) = (lengths_of(&up_to, &likeliest[..n]), rate);
             }
         }
         if best.iter().any(|&n| n > 0) {
@@ -246,15 +252,6 @@ impl Speculator {
         requests.iter().map(|request| request.n.min(1)).collect()
     }
 
-    /// How many drafts of each sequence to evaluate, and the tokens a second of that.
-    fn best_lengths(&self, n_seq: usize, max_rows: usize, confidence: &[&[f32]], drafting: f64) -> (Vec<usize>, f64) {
-        let mut of_all: Vec<f32> = confidence.iter().flat_map(|of| cumulative(of)).collect();
-        of_all.sort_unstable_by(|a, b| b.total_cmp(a));
-        of_all.truncate(max_rows);
-        let (n, rate) = self.costs.best_depth(n_seq, &of_all, drafting);
-        (likeliest(confidence, n, max_rows), rate)
-    }
-
     /// How often drafts of a sequence held.
     fn acceptance(&mut self, seq: usize) -> &mut Acceptance {
         if self.acceptance.len() <= seq {
@@ -269,7 +266,12 @@ impl Speculator {
     }
 
     /// Records that the evaluation of a decode step over `n_seq` sequences, with `n_drafts` drafts in all, took `time`.
-    pub fn record_step(&mut self, n_seq: usize, n_drafts: usize, time: Duration) {
+    /// `read_hidden`: whether it returned hidden rows; without drafts it is then no measure of a step without a drafter, unless
+    /// such rows cost nothing.
+    pub fn record_step(&mut self, n_seq: usize, n_drafts: usize, read_hidden: bool, time: Duration) {
+        if n_drafts == 0 && read_hidden && !self.hidden_is_free {
+            return;
+        }
         self.costs.record(n_seq, n_drafts, time);
         let drafting = std::mem::take(&mut self.drafting).as_secs_f64();
         if n_drafts == 0 {
@@ -303,14 +305,19 @@ fn cumulative(confidence: &[f32]) -> impl Iterator<Item = f32> {
     })
 }
 
-/// The numbers of drafts of each sequence among the `n` likeliest of all, at most `max_rows`. The probabilities fall within a
-/// sequence, so that the likeliest are the first ones of each.
-fn likeliest(confidence: &[&[f32]], n: usize, max_rows: usize) -> Vec<usize> {
+/// The probabilities that drafts of all sequences hold with all before them, the highest ones first, at most `max_rows`.
+fn likeliest_first(confidence: &[&[f32]], max_rows: usize) -> Vec<f32> {
     let mut of_all: Vec<f32> = confidence.iter().flat_map(|of| cumulative(of)).collect();
     of_all.sort_unstable_by(|a, b| b.total_cmp(a));
-    let n = n.min(max_rows).min(of_all.len());
-    let Some(least) = n.checked_sub(1).map(|last| of_all[last]) else { return vec![0; confidence.len()] };
-    let mut left = n;
+    of_all.truncate(max_rows);
+    of_all
+}
+
+/// The numbers of drafts of each sequence that are among `chosen`, the first of [`likeliest_first`]. The probabilities fall within
+/// a sequence, so that these are the first ones of each.
+fn lengths_of(confidence: &[&[f32]], chosen: &[f32]) -> Vec<usize> {
+    let Some(&least) = chosen.last() else { return vec![0; confidence.len()] };
+    let mut left = chosen.len();
     let mut length = |of: &&[f32]| {
         let n = cumulative(of).take_while(|&p| p >= least).count().min(left);
         left -= n;
@@ -362,7 +369,7 @@ mod tests {
         let mut speculator = Speculator::new(Box::new(Confident(confidence)), DraftDepth::default());
         for (n_rows, micros) in [(3, 100), (6, 115), (12, 150), (27, 400)] {
             for _ in 0..2 {
-                speculator.record_step(3, n_rows - 3, Duration::from_micros(micros));
+                speculator.record_step(3, n_rows - 3, false, Duration::from_micros(micros));
             }
         }
         speculator
