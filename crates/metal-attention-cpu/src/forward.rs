@@ -259,7 +259,8 @@ impl MicroBatchRun<'_> {
         }
         // The norms of all rows only if they are traced.
         let traces_all_norms = traces_all && trace.as_ref().is_some_and(|trace| trace.before.contains(&(n_layer + 1)));
-        if traces_all && !traces_all_norms {
+        // Where there are no layers none has dropped them.
+        if (traces_all || spec.layers.is_empty()) && !traces_all_norms && !tokens.is_empty() {
             self.drop_rows_without_output(&mut tokens);
         }
         if tokens.is_empty() {

@@ -33,8 +33,8 @@ pub(crate) type CpuParts = Loaded<PreparedLinear>;
 
 /// The weights of a whole model.
 pub(crate) struct PreparedWeights {
-    /// The token embedding table, `[n_vocab, n_embd]`, in the file.
-    pub(crate) token_embd: Tensor,
+    /// The token embedding table, `[n_vocab, n_embd]`, in the file; `None` if no tokens are read.
+    pub(crate) token_embd: Option<Tensor>,
     /// The embedding that is added to every token (row 0 of BERT's token types), `[n_embd]`.
     pub(crate) token_type: Option<Vec<f32>>,
     /// The table of learned position embeddings, `[n_positions, n_embd]`, in the file.
@@ -45,7 +45,7 @@ pub(crate) struct PreparedWeights {
     pub(crate) per_layer: Option<PreparedPerLayer>,
     /// The projections between the residual streams (Gemma 3n).
     pub(crate) streams: Option<StreamsWeights<PreparedLinear>>,
-    /// What joins the embedding with a state (prediction heads).
+    /// What reads states (drafters).
     pub(crate) state: Option<StateInputWeights<PreparedLinear>>,
     /// The layers, first to last.
     pub(crate) layers: Vec<Layer<CpuParts>>,
@@ -133,18 +133,10 @@ impl PreparedWeights {
             Some(s) => Some(StreamsWeights { proj: all(&s.proj)?, unembd_proj: all(&s.unembd_proj)? }),
             None => None,
         };
-        let state = match &weights.state {
-            Some(StateInputWeights { spec, embedding_norm, state_norm, proj }) => Some(StateInputWeights {
-                spec: *spec,
-                embedding_norm: embedding_norm.clone(),
-                state_norm: state_norm.clone(),
-                proj: linear(proj)?,
-            }),
-            None => None,
-        };
+        let state = weights.state.as_ref().map(|state| state.try_map(linear)).transpose()?;
         let (rotations, rotation_of) = rotations(model.spec(), weights, n_ctx);
         Ok(Self {
-            token_embd: weights.token_embd.weight.clone(),
+            token_embd: weights.token_embd.as_ref().map(|table| table.weight.clone()),
             token_type: weights.token_type.clone(),
             positions: weights.positions.as_ref().map(|table| table.weight.clone()),
             embedding_norm: weights.embedding_norm.clone(),
@@ -173,7 +165,7 @@ impl PreparedWeights {
         let linears = self.layers.iter().flat_map(Layer::linears).chain(output);
         let per_layer = self.per_layer.iter().map(|p| &p.model_proj);
         let streams = self.streams.iter().flat_map(|s| s.proj.iter().chain(&s.unembd_proj));
-        let state = self.state.iter().map(|state| &state.proj);
+        let state = self.state.iter().filter_map(StateInputWeights::linear);
         linears.chain(per_layer).chain(streams).chain(state).map(|linear| &linear.weight)
     }
 

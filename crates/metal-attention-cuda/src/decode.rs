@@ -115,9 +115,10 @@ impl DecodeKernel {
             return Ok(None);
         };
         let head = [OpMatrix::of_matrix(head)];
+        let Some(table) = &weights.embedding.table else { return Ok(None) };
         let has_plain_ends = embedding_is_table_row(&weights.embedding)
             && has_whole_quads(&head[0])
-            && has_whole_quads(&OpMatrix::of_matrix(&weights.embedding.table));
+            && has_whole_quads(&OpMatrix::of_matrix(table));
         let is_f16_cache = cache.cache_type == CacheType::F16;
         let fits_words = spec.n_vocab <= MAX_VOCAB;
         // Ranks exchange the rows of every layer's two sums and the best logit, so that all layers and the output head have to be divided.
@@ -208,7 +209,7 @@ impl DecodeKernel {
         let args = DecodeArgs {
             layers: of_layers.ptr(),
             matrices: matrices.ptr(),
-            table: weights.embedding.table.args(0),
+            table: table.args(0),
             token: s.tokens.ptr(),
             logits: DevicePtr::NULL,
             ids: ids.ptr(),

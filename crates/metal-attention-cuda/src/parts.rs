@@ -18,6 +18,7 @@ use metal_attention_model::{
     AttentionAndMamba2Weights, AttentionWeights, ChannelMixWeights, DeltaRuleWeights, DenseWeights, ExpertsWeights,
     FeedForward, LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerStreamsWeights, Loaded, Mamba2Weights,
     MambaWeights, Mixer, ModelSpec, NormWeights, Parts, Prepare, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
+    StateInput,
 };
 
 pub(crate) use attention::CudaAttention;
@@ -105,8 +106,10 @@ pub(crate) fn widen_for_parts(widths: &mut Widths, spec: &ModelSpec) {
     if let Some(streams) = &spec.embedding.streams {
         streams::widen_for_streams(widths, streams);
     }
-    if spec.embedding.state.is_some() {
-        widths.widen_scratch_rows([2 * spec.n_embd]);
+    match spec.embedding.state {
+        None => {}
+        Some(StateInput::Joined(_) | StateInput::Attended(_)) => widths.widen_scratch_rows([2 * spec.n_embd]),
+        Some(StateInput::Projected(projected)) => widths.widen_scratch_rows([projected.width]),
     }
 }
 

@@ -147,22 +147,30 @@ impl CudaWeights {
         let of_first = |linear: &Linear| {
             first.iter().find(|(tensor, _)| tensor.is_same(&linear.weight)).map(|(_, matrix)| Arc::clone(matrix))
         };
-        let table =
-            of_first(&weights.token_embd).map_or_else(|| loader.matrix(&weights.token_embd).map(Arc::new), Ok)?;
-        let mut ends = vec![(weights.token_embd.weight.clone(), Arc::clone(&table))];
+        let mut ends = Vec::new();
+        let table = match &weights.token_embd {
+            Some(table) => {
+                let matrix = of_first(table).map_or_else(|| loader.matrix(table).map(Arc::new), Ok)?;
+                ends.push((table.weight.clone(), Arc::clone(&matrix)));
+                Some(matrix)
+            }
+            None => None,
+        };
         let embedding = Arc::new(CudaEmbedding::new(&mut loader, weights, table)?);
         let output = match &weights.output {
             None => None,
             Some(head) => {
                 let part = shard.filter(|shard| shard.plan.head).map(|shard| shard.head(head));
-                let matrix = match (part, weights.own_head()) {
-                    (Some(rows), _) => Arc::new(CudaMatrix::new(gpu, &mut loader.kernels, &rows)?),
-                    (None, Some(head)) => {
+                let matrix = match (part, weights.own_head(), &embedding.table) {
+                    (Some(rows), _, _) => Arc::new(CudaMatrix::new(gpu, &mut loader.kernels, &rows)?),
+                    (None, None, Some(table)) => Arc::clone(table),
+                    // It is not the table, or there is none.
+                    (None, own, _) => {
+                        let head = own.unwrap_or(head);
                         let matrix = of_first(head).map_or_else(|| loader.matrix(head).map(Arc::new), Ok)?;
                         ends.push((head.weight.clone(), Arc::clone(&matrix)));
                         matrix
                     }
-                    (None, None) => Arc::clone(&embedding.table),
                 };
                 Some((matrix, loader.optional(head.bias.as_deref())?))
             }

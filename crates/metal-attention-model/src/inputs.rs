@@ -21,8 +21,8 @@ pub struct Batch<'a> {
     /// batch such a sequence can be [rewound](crate::ForwardPass::rewind) to each of its inputs, also in models with
     /// recurrent layers, which keep the state after each of them in a slot.
     pub drafted: &'a [usize],
-    /// The states that a prediction head reads ([`InputEmbedding::state`](crate::InputEmbedding::state)), a row for each input:
-    /// row-major `[n_tokens, n_embd]`. Empty for models that read none.
+    /// The states that a drafter reads ([`InputEmbedding::state`](crate::InputEmbedding::state)), a row for each input: row-major
+    /// `[n_tokens, state_width]` ([`ModelSpec::state_width`]). Empty for models that read none.
     pub states: &'a [f32],
 }
 
@@ -279,10 +279,7 @@ pub fn check_spans(
 
 /// Checks that a batch has the states that the model reads.
 pub fn check_states(spec: &ModelSpec, batch: Batch<'_>) -> Result<(), ForwardError> {
-    let expected = match spec.embedding.state {
-        Some(_) => batch.tokens.len().saturating_mul(spec.n_embd),
-        None => 0,
-    };
+    let expected = batch.tokens.len().saturating_mul(spec.state_width());
     let found = batch.states.len();
     if found == expected { Ok(()) } else { Err(ForwardError::WrongStates { found, expected }) }
 }

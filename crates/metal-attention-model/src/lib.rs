@@ -69,9 +69,9 @@ pub use session::{
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
-    AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, HeadUse, InputEmbedding, KvShape, ModelSpec,
-    Norm, NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling, ResidualStreams,
-    StateInput,
+    AttendedState, AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, HeadUse, InputEmbedding,
+    JoinedState, KvShape, ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding,
+    PooledProjection, Pooling, ProjectedState, ResidualStreams, StateInput,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};

@@ -31,7 +31,8 @@ pub struct ModelSpec {
     pub architecture: String,
     /// `general.name`, when the file has one.
     pub name: Option<String>,
-    /// Tokens in the vocabulary: rows of the embedding table and length of the logits.
+    /// Tokens in the vocabulary: length of the logits, and rows of the embedding table unless [`InputEmbedding::n_rows`] says
+    /// otherwise.
     pub n_vocab: usize,
     /// Context length of the training.
     pub n_ctx_train: usize,
@@ -65,20 +66,34 @@ pub struct InputEmbedding {
     pub per_layer: Option<PerLayerEmbedding>,
     /// Several residual streams in parallel (Gemma 3n). `None`: one.
     pub streams: Option<ResidualStreams>,
-    /// A state of another model that is read beside the token, in prediction heads. `None`: none is.
+    /// A state of another model that is read, in drafters. `None`: none is.
     pub state: Option<StateInput>,
+    /// Rows of the embedding table, where they are not as many as logits ([`ModelSpec::n_vocab`]): a drafter may propose some of
+    /// the tokens that it reads.
+    pub n_rows: Option<usize>,
 }
 
-/// What a prediction head (multi-token prediction) reads beside its token: a row `state`, `[n_embd]`, that comes with each input
-/// ([`Batch::states`](crate::Batch::states)). With `e`, the token's [`InputEmbedding`] after its scale and norm, the input of the
-/// first layer is
+/// How a drafter reads the states of another model: a row for each input, which comes with the batch
+/// ([`Batch::states`](crate::Batch::states)). In the formulas `e` is the token's [`InputEmbedding`] after its scale and norm, `state`
+/// the row, and `x` the input of the first layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum StateInput {
+    /// One product of the token and a state makes `x` (prediction heads).
+    Joined(JoinedState),
+    /// The first layer's attention reads the token beside a state, which is the residual stream (EAGLE-3).
+    Attended(AttendedState),
+    /// States alone are read, and no tokens: hidden rows of another model are projected to a drafter's width (EAGLE-3, DFlash).
+    Projected(ProjectedState),
+}
+
+/// What a prediction head (multi-token prediction) reads, `state` of `[n_embd]`:
 ///
 /// `x = proj * [embedding_norm(e) | state_norm(state)]`,
 ///
 /// with the matrix `proj`, `[n_embd, 2 * n_embd]`. The input at position `p` is the token there with the state of position
 /// `p - 1`; at position 0 the state is a zero vector.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StateInput {
+pub struct JoinedState {
     /// Norm of the token's embedding.
     pub embedding_norm: Norm,
     /// Norm of the state.
@@ -87,8 +102,53 @@ pub struct StateInput {
     pub heads: HeadUse,
 }
 
-/// How the prediction heads of a file propose drafts. In both cases each head has gone over the prompt with states of the target
-/// model, with keys and values of its own.
+/// What EAGLE-3 reads, `state` of `[n_embd]`: `x = state`, or `state_norm(state)` with `norms_residual`, and queries, keys and
+/// values of the only layer are products of
+///
+/// `[embedding_norm(e) | state_norm(state)]`, `[2 * n_embd]`,
+///
+/// in the place of the mixer's normed input. The input for position `p` is the state of position `p` with the token at `p + 1`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttendedState {
+    /// Norm of the token's embedding.
+    pub embedding_norm: Norm,
+    /// Norm of the state.
+    pub state_norm: Norm,
+    /// Whether the residual stream begins as the normed state.
+    pub norms_residual: bool,
+}
+
+/// What a projection of states reads, `state` of `[width]`: `x = fc * norm(state)`, with the matrix `fc`, `[n_embd, width]`; without a
+/// norm `x = fc * state`. The model has no layers, no embedding table and no head: its results are hidden rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProjectedState {
+    /// Elements of a state: hidden rows of several layers, one after the other.
+    pub width: usize,
+    /// Norm of the whole state.
+    pub norm: Option<Norm>,
+}
+
+impl StateInput {
+    /// Elements of a state, for a model with a residual stream of `n_embd`.
+    pub fn width(&self, n_embd: usize) -> usize {
+        match self {
+            Self::Joined(_) | Self::Attended(_) => n_embd,
+            Self::Projected(projected) => projected.width,
+        }
+    }
+
+    /// How drafts are proposed with these states; `None` where none are.
+    pub fn heads(&self) -> Option<HeadUse> {
+        match self {
+            Self::Joined(joined) => Some(joined.heads),
+            Self::Attended(_) => Some(HeadUse::Eagle),
+            Self::Projected(_) => None,
+        }
+    }
+}
+
+/// How drafters that read states propose drafts. In all cases each has gone over the prompt with states of the target model, with
+/// keys and values of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadUse {
     /// One head proposes all drafts. States are rows after the output norm; from the second draft on the head's own state takes
@@ -98,15 +158,19 @@ pub enum HeadUse {
     /// draft `k`, head `k` reads the last token and the drafts before it, with the target's state and those that the heads before
     /// it gave for their last position.
     Chained,
+    /// One drafter proposes all drafts (EAGLE-3). The target's states are [projected](ProjectedState) rows; from the second draft
+    /// on the drafter's own row before the output norm takes their place. A token without a state before it, the first one of a
+    /// sequence, is not read.
+    Eagle,
 }
 
 impl HeadUse {
-    /// The states that the heads read, of themselves and of the target model with `n_layer` layers, as the index for
-    /// [`HiddenRequest::before`](crate::HiddenRequest::before).
+    /// The rows of a head with `n_layer` layers that are states, as the index for
+    /// [`HiddenRequest::before`](crate::HiddenRequest::before); but for [`Eagle`](Self::Eagle) also those of the target model.
     pub fn state_before(self, n_layer: usize) -> usize {
         match self {
             Self::Repeated => n_layer + 1,
-            Self::Chained => n_layer,
+            Self::Chained | Self::Eagle => n_layer,
         }
     }
 }
@@ -376,8 +440,8 @@ impl ModelSpec {
 
     /// Checks that each layer joins the residual stream in a way that the backends implement: [`Residual::Parallel`]
     /// only with a mixer and without a recurrent state in the feed-forward (as RWKV's channel mix has), several
-    /// residual streams only with [`Residual::Sequential`], and the streams and the additional embedding of the model in
-    /// each layer. It is called for every spec that is read. The CPU backend
+    /// residual streams only with [`Residual::Sequential`], the streams and the additional embedding of the model in
+    /// each layer, and [`StateInput::Attended`] only with one layer of attention. It is called for every spec that is read. The CPU backend
     /// calls it again, since its joins rely on it, and tests make specs otherwise.
     ///
     /// # Errors
@@ -385,6 +449,14 @@ impl ModelSpec {
     /// [`ModelError::InvalidResidual`] with the first layer that fails.
     pub fn check_residuals(&self) -> Result<(), ModelError> {
         let has_streams = self.embedding.streams.is_some();
+        let is_one_attention = || match &self.layers[..] {
+            [layer] => matches!((&layer.mixer, layer.residual), (Mixer::Attention(_), Residual::Sequential { .. })),
+            _ => false,
+        };
+        if self.attends_to_state() && (has_streams || !is_one_attention()) {
+            let why = "a state is attended to beside the token by one layer of attention alone";
+            return Err(ModelError::InvalidResidual { layer: 0, why });
+        }
         for (i, layer) in self.layers.iter().enumerate() {
             let why = match layer.residual {
                 Residual::Parallel | Residual::PostNorm { .. } if has_streams => {
@@ -415,6 +487,27 @@ impl ModelSpec {
             }
         }
         ropes
+    }
+
+    /// Token ids that it reads: rows of the embedding table.
+    pub fn n_ids(&self) -> usize {
+        self.embedding.n_rows.unwrap_or(self.n_vocab)
+    }
+
+    /// Elements of the state that comes with each input; 0 for models that read none.
+    pub fn state_width(&self) -> usize {
+        self.embedding.state.map_or(0, |state| state.width(self.n_embd))
+    }
+
+    /// Whether it reads tokens, and not states alone.
+    pub fn reads_tokens(&self) -> bool {
+        !matches!(self.embedding.state, Some(StateInput::Projected(_)))
+    }
+
+    /// Whether the mixer of the only layer reads the token beside a state in the place of the normed residual stream
+    /// ([`StateInput::Attended`]).
+    pub fn attends_to_state(&self) -> bool {
+        matches!(self.embedding.state, Some(StateInput::Attended(_)))
     }
 
     /// Number of layers.

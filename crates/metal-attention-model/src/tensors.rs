@@ -352,7 +352,7 @@ impl FileSource<'_> {
     fn of_first(&self, name: &str, shape: MatrixShape) -> Result<Option<Linear>, ModelError> {
         let Some(first) = self.first.filter(|_| !self.has("token_embd") && !self.has(name)) else { return Ok(None) };
         let found = match name {
-            "token_embd" => Some(&first.token_embd),
+            "token_embd" => first.token_embd.as_ref(),
             "output" => first.output.as_ref(),
             _ => None,
         };

@@ -18,7 +18,7 @@ use crate::parts::{Layer, Loaded, Mixer, Prepare};
 use crate::recurrent::{
     ChannelMixWeights, DeltaRuleWeights, Mamba2Weights, MambaWeights, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
 };
-use crate::spec::{NormKind, PerLayerEmbedding, ResidualStreams, StateInput};
+use crate::spec::{NormKind, PerLayerEmbedding, ResidualStreams};
 pub(crate) use build::build;
 
 /// A matrix with its bias: `y = W x + b`.
@@ -46,8 +46,8 @@ pub struct NormWeights {
 /// The weights of a whole model; `L` is the type of a matrix with its bias.
 #[derive(Debug, Clone)]
 pub struct Weights<L = Linear> {
-    /// Embedding table, `[n_vocab, n_embd]`.
-    pub token_embd: L,
+    /// Embedding table, `[n_vocab, n_embd]`; `None` if no tokens are read ([`StateInput::Projected`](crate::StateInput::Projected)).
+    pub token_embd: Option<L>,
     /// Row 0 of the table of token types, added to every token's embedding, `[n_embd]`.
     pub token_type: Option<Vec<f32>>,
     /// Learned positions, `[n_ctx, n_embd]`.
@@ -58,7 +58,7 @@ pub struct Weights<L = Linear> {
     pub per_layer: Option<PerLayerTables<L>>,
     /// Matrices between one residual stream and several.
     pub streams: Option<StreamsWeights<L>>,
-    /// What joins the embedding with a state, in prediction heads.
+    /// What reads states, in drafters.
     pub state: Option<StateInputWeights<L>>,
     /// The layers, first to last.
     pub layers: Vec<Layer<Loaded<L>>>,
@@ -94,17 +94,61 @@ pub struct StreamsWeights<L = Linear> {
     pub unembd_proj: Vec<L>,
 }
 
-/// The weights that join a token's embedding with a state (prediction heads).
+/// The weights that read states: those of a [`StateInput`](crate::StateInput).
 #[derive(Debug, Clone)]
-pub struct StateInputWeights<L = Linear> {
-    /// The specification.
-    pub spec: StateInput,
-    /// Norm of the token's embedding.
-    pub embedding_norm: NormWeights,
-    /// Norm of the state.
-    pub state_norm: NormWeights,
-    /// From the normed embedding, followed by the normed state, to the input of the first layer, `[n_embd, 2 * n_embd]`.
-    pub proj: L,
+pub enum StateInputWeights<L = Linear> {
+    /// Those of [`StateInput::Joined`](crate::StateInput::Joined).
+    Joined {
+        /// Norm of the token's embedding.
+        embedding_norm: NormWeights,
+        /// Norm of the state.
+        state_norm: NormWeights,
+        /// From the normed embedding, followed by the normed state, to the input of the first layer, `[n_embd, 2 * n_embd]`.
+        proj: L,
+    },
+    /// Those of [`StateInput::Attended`](crate::StateInput::Attended).
+    Attended {
+        /// Norm of the token's embedding.
+        embedding_norm: NormWeights,
+        /// Norm of the state.
+        state_norm: NormWeights,
+        /// Whether the residual stream begins as the normed state.
+        norms_residual: bool,
+    },
+    /// Those of [`StateInput::Projected`](crate::StateInput::Projected).
+    Projected {
+        /// Norm of the whole state.
+        norm: Option<NormWeights>,
+        /// From the state to the residual stream, `[n_embd, width]`.
+        fc: L,
+    },
+}
+
+impl<L> StateInputWeights<L> {
+    /// Its matrix, if it has one.
+    pub fn linear(&self) -> Option<&L> {
+        match self {
+            Self::Joined { proj: linear, .. } | Self::Projected { fc: linear, .. } => Some(linear),
+            Self::Attended { .. } => None,
+        }
+    }
+
+    /// The same with `f` of its matrix, if it has one.
+    pub fn try_map<M, E>(&self, f: impl FnOnce(&L) -> Result<M, E>) -> Result<StateInputWeights<M>, E> {
+        Ok(match self {
+            Self::Joined { embedding_norm, state_norm, proj } => StateInputWeights::Joined {
+                embedding_norm: embedding_norm.clone(),
+                state_norm: state_norm.clone(),
+                proj: f(proj)?,
+            },
+            Self::Attended { embedding_norm, state_norm, norms_residual } => StateInputWeights::Attended {
+                embedding_norm: embedding_norm.clone(),
+                state_norm: state_norm.clone(),
+                norms_residual: *norms_residual,
+            },
+            Self::Projected { norm, fc } => StateInputWeights::Projected { norm: norm.clone(), fc: f(fc)? },
+        })
+    }
 }
 
 /// The weights of a classifier over the pooled state.
@@ -250,15 +294,14 @@ pub struct LayerStreamsWeights<L = Linear> {
 impl Weights {
     /// Every matrix and table that a forward pass reads, each once, without those of the pooled state.
     pub fn tensors(&self) -> Vec<&Tensor> {
-        let mut linears = vec![&self.token_embd];
-        linears.extend(&self.positions);
+        let mut linears: Vec<&Linear> = self.token_embd.iter().chain(&self.positions).collect();
         if let Some(p) = &self.per_layer {
             linears.extend([&p.token_embd, &p.model_proj]);
         }
         if let Some(s) = &self.streams {
             linears.extend(s.proj.iter().chain(&s.unembd_proj));
         }
-        linears.extend(self.state.iter().map(|state| &state.proj));
+        linears.extend(self.state.iter().filter_map(StateInputWeights::linear));
         linears.extend(self.layers.iter().flat_map(Layer::linears));
         linears.extend(self.own_head());
         linears.into_iter().map(|linear| &linear.weight).collect()
@@ -266,7 +309,8 @@ impl Weights {
 
     /// The output head, if it is not the embedding table.
     pub fn own_head(&self) -> Option<&Linear> {
-        let tied = |head: &&Linear| std::ptr::eq(head.weight.bytes(), self.token_embd.weight.bytes());
+        let is_table = |head: &Linear, table: &Linear| std::ptr::eq(head.weight.bytes(), table.weight.bytes());
+        let tied = |head: &&Linear| self.token_embd.as_ref().is_some_and(|table| is_table(head, table));
         self.output.as_ref().filter(|head| !tied(head))
     }
 }

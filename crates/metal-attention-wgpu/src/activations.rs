@@ -91,7 +91,10 @@ pub(super) struct ActivationWidths {
     pub(super) rwkv: RwkvWidths,
     /// Partial results of split-KV attention, of each sequence of a decode step.
     pub(super) partial: usize,
-    /// The normed embedding and the normed state beside each other, in prediction heads; a state is half as wide.
+    /// States, in drafters.
+    pub(super) states: usize,
+    /// What drafters make of a state before a product: the normed embedding and the normed state beside each other, or the normed
+    /// state alone.
     pub(super) joined: usize,
     /// The logits of an output token; 0 for models without an output head.
     pub(super) n_vocab: usize,
@@ -135,6 +138,7 @@ impl ActivationWidths {
             laurel,
             ref rwkv,
             partial: _,
+            states,
             joined,
             n_vocab: _,
         } = *self;
@@ -159,8 +163,8 @@ impl ActivationWidths {
             router,
             laurel_rank,
             laurel,
+            states,
             joined,
-            joined / 2,
         ];
         own.into_iter().chain(mamba.rows()).chain(rwkv.rows()).collect()
     }
@@ -181,6 +185,7 @@ impl ActivationWidths {
             self.head_outputs,
             self.gated,
             self.laurel_rank,
+            self.states,
             self.joined,
         ];
         own.into_iter().chain(self.mamba.inputs()).max().unwrap_or(0)
@@ -320,7 +325,7 @@ impl Activations {
             laurel_small: rows(widths.laurel_rank)?,
             laurel: rows(widths.laurel)?,
             rwkv: RwkvScratch::new(widths.rwkv, &rows)?,
-            states: rows(widths.joined / 2)?,
+            states: rows(widths.states)?,
             joined: rows(widths.joined)?,
             logits: gpu.buffer("the logits", 4 * n_outputs as u64 * widths.n_vocab as u64)?,
             argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_outputs))?,

@@ -19,7 +19,7 @@ use metal_attention_model::{
     AttentionAndMamba2Weights, AttentionWeights, CacheGroups, CacheType, ChannelMixWeights, DeltaRuleWeights,
     DenseWeights, ExpertsWeights, FeedForward, LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerSpec,
     LayerStreamsWeights, Loaded, Mamba2Weights, MambaWeights, Mixer, ModelSpec, NormWeights, OutputSpec, Parts,
-    Prepare, Residual, Rwkv6Weights, Rwkv7Weights, ShortConvWeights, Weights,
+    Prepare, Residual, Rwkv6Weights, Rwkv7Weights, ShortConvWeights, StateInputWeights, Weights,
 };
 
 use crate::activations::{ActivationWidths, widen};
@@ -161,8 +161,16 @@ pub(crate) fn page_bytes(weights: &Weights, pages: &[LayerPages], groups: &Cache
 
 /// Widens the scratch buffers for all parts of a model with streams of `n_embd` elements. `pages`: those of each layer.
 pub(crate) fn widen_for_parts(widths: &mut ActivationWidths, n_embd: usize, weights: &Weights, pages: &[LayerPages]) {
-    if weights.state.is_some() {
-        widen(&mut widths.joined, 2 * n_embd);
+    match &weights.state {
+        None => {}
+        Some(StateInputWeights::Joined { .. } | StateInputWeights::Attended { .. }) => {
+            widen(&mut widths.states, n_embd);
+            widen(&mut widths.joined, 2 * n_embd);
+        }
+        Some(StateInputWeights::Projected { norm, fc }) => {
+            widen(&mut widths.states, fc.weight.row_len());
+            widen(&mut widths.joined, norm.as_ref().map_or(0, |norm| norm.weight.len()));
+        }
     }
     for (layer, &pages) in weights.layers.iter().zip(pages) {
         // Norms and factors have no buffers of their own.

@@ -80,9 +80,10 @@ struct PlainSizes {
 }
 
 impl<'a> PlainLayer<'a> {
-    /// All layers of a model, if every one is plain; else `None`.
+    /// All layers of a model, if it has some and every one is plain; else `None`.
     pub(super) fn of_model(gpu: &'a WgpuWeights, file: &'a Weights) -> Option<Vec<Self>> {
-        gpu.layers.iter().zip(&file.layers).map(|(gpu, file)| Self::new(gpu, file)).collect()
+        let layers = gpu.layers.iter().zip(&file.layers).map(|(gpu, file)| Self::new(gpu, file));
+        layers.collect::<Option<Vec<_>>>().filter(|layers| !layers.is_empty())
     }
 
     /// A layer with its matrices on the GPU and its weights in the file; `None` if it is not plain.

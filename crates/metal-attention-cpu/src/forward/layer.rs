@@ -81,7 +81,10 @@ impl<'w, E: CacheElement> LayerOps<'w, CpuParts> for LayerRun<'_, '_, '_, E> {
     }
 
     fn mixer_input(&mut self, layer: &'w Layer<CpuParts>, _shared: bool) -> Result<(), NoRowsLeft> {
-        self.run.normalize_x_to_normed(layer.mixer_norm.as_ref());
+        // Then `normed` has the tokens and their states already.
+        if !self.run.spec.attends_to_state() {
+            self.run.normalize_x_to_normed(layer.mixer_norm.as_ref());
+        }
         Ok(())
     }
 

@@ -1,13 +1,14 @@
 //! The ends of a model: the token embedding with what is computed once for all layers, and the output norm with the head.
 
-use metal_attention_model::BatchToken;
+use metal_attention_model::{BatchToken, NormWeights, StateInputWeights};
 
 use crate::forward::{
-    MicroBatchOutput, MicroBatchRun, ProductInput, ProductOutput, RopeTable, add, add_bias, normalize_row, resize,
-    scale_by,
+    MicroBatchOutput, MicroBatchRun, ProductInput, ProductOutput, RopeTable, add, add_bias, normalize, normalize_row,
+    resize, scale_by,
 };
 use crate::kernels::matmul::{MatmulOp, embedding, matmul};
 use crate::layers::PreparedHead;
+use crate::simd::Isa;
 
 impl MicroBatchRun<'_> {
     /// `x = norm(scale * table[id] + token_types[0] + positions[position])`, with the rows of spans in the place of
@@ -24,8 +25,8 @@ impl MicroBatchRun<'_> {
         for (t, (token, row)) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)).enumerate() {
             if let Some((span, i)) = self.inputs.and_then(|inputs| inputs.of_token(token)) {
                 row.copy_from_slice(&span.rows[i * n_embd..][..n_embd]);
-            } else {
-                embedding(&weights.token_embd, token.id as usize, row);
+            } else if let Some(table) = &weights.token_embd {
+                embedding(table, token.id as usize, row);
                 if spec.embedding.scale != 1.0 {
                     scale_by(row, spec.embedding.scale);
                 }
@@ -42,26 +43,47 @@ impl MicroBatchRun<'_> {
             self.normalize_x(norm);
         }
         self.record_time("embedding");
-        self.join_states();
+        self.read_states();
         self.compute_per_layer_inputs(tokens);
         self.init_streams();
     }
 
-    /// `x = proj * [embedding_norm(x) | state_norm(state)]`, in prediction heads.
-    fn join_states(&mut self) {
+    /// Lets drafters read the tokens' states: see [`StateInput`](metal_attention_model::StateInput). What attention reads of them goes
+    /// to `normed`.
+    fn read_states(&mut self) {
         let weights = self.weights;
         let Some(w) = &weights.state else { return };
         let (n_embd, isa, states) = (self.spec.n_embd, self.isa, self.token_states);
         let s = &mut *self.scratch;
-        assert_eq!(states.len(), s.x.len(), "a session checks that each token has a state");
-        resize(&mut s.mixer_out, 2 * s.x.len());
-        let rows = s.x.chunks_exact(n_embd).zip(states.chunks_exact(n_embd));
-        for (joined, (embedding, state)) in s.mixer_out.chunks_exact_mut(2 * n_embd).zip(rows) {
-            let (of_embedding, of_state) = joined.split_at_mut(n_embd);
-            normalize_row(isa, &w.embedding_norm, embedding, of_embedding);
-            normalize_row(isa, &w.state_norm, state, of_state);
+        let n_tokens = s.x.len() / n_embd;
+        let width = self.spec.state_width();
+        assert_eq!(states.len(), n_tokens * width, "a session checks that each token has a state");
+        match w {
+            StateInputWeights::Joined { embedding_norm, state_norm, proj } => {
+                resize(&mut s.mixer_out, 2 * s.x.len());
+                norm_pairs(isa, (embedding_norm, &s.x), (state_norm, states), n_embd, &mut s.mixer_out);
+                self.project(proj, ProductInput::MixerOut, ProductOutput::ReplaceX);
+            }
+            StateInputWeights::Attended { embedding_norm, state_norm, norms_residual } => {
+                resize(&mut s.normed, 2 * s.x.len());
+                norm_pairs(isa, (embedding_norm, &s.x), (state_norm, states), n_embd, &mut s.normed);
+                if *norms_residual {
+                    for (x, pair) in s.x.chunks_exact_mut(n_embd).zip(s.normed.chunks_exact(2 * n_embd)) {
+                        x.copy_from_slice(&pair[n_embd..]);
+                    }
+                } else {
+                    s.x.copy_from_slice(states);
+                }
+            }
+            StateInputWeights::Projected { norm, fc } => {
+                resize(&mut s.mixer_out, states.len());
+                match norm {
+                    Some(norm) => normalize(self.pool, isa, norm, states, &mut s.mixer_out),
+                    None => s.mixer_out.copy_from_slice(states),
+                }
+                self.project(fc, ProductInput::MixerOut, ProductOutput::ReplaceX);
+            }
         }
-        self.project(&w.proj, ProductInput::MixerOut, ProductOutput::ReplaceX);
         self.record_time("matmul_state");
     }
 
@@ -128,5 +150,21 @@ impl MicroBatchRun<'_> {
                 self.record_time("matmul_output");
             }
         }
+    }
+}
+
+/// Writes `[norm_a(a) | norm_b(b)]` of each row of `a` and `b`, `[n_tokens, n_embd]`, to `out`, `[n_tokens, 2 * n_embd]`.
+fn norm_pairs(
+    isa: Isa,
+    (norm_a, a): (&NormWeights, &[f32]),
+    (norm_b, b): (&NormWeights, &[f32]),
+    n_embd: usize,
+    out: &mut [f32],
+) {
+    let rows = a.chunks_exact(n_embd).zip(b.chunks_exact(n_embd));
+    for (pair, (a, b)) in out.chunks_exact_mut(2 * n_embd).zip(rows) {
+        let (of_a, of_b) = pair.split_at_mut(n_embd);
+        normalize_row(isa, norm_a, a, of_a);
+        normalize_row(isa, norm_b, b, of_b);
     }
 }

@@ -331,7 +331,7 @@ impl ModelRunner {
         a: &'w CudaAttention,
         input: LinearInput,
     ) -> Result<SublayerOutput<'w>, CudaError> {
-        let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
+        let (n, n_in) = (batch.size.n_tokens, a.qkv[0].n_in);
         let first_rows = a.qkv.iter().scan(0, |first, matrix| {
             *first += matrix.n_rows;
             Some(*first - matrix.n_rows)
@@ -344,7 +344,7 @@ impl ModelRunner {
             y: self.buffers.qkv.slice(),
             ..LinearOp::stored("", &a.qkv[0])
         };
-        self.product(&qkv, input, n_embd, n)?;
+        self.product(&qkv, input, n_in, n)?;
         let gate = self.gate(batch, a, input)?;
         self.run_attention(batch, i, a, gate)?;
         let input = self.input(&self.buffers.att, &self.buffers.packed_att, n);

@@ -23,15 +23,15 @@ use crate::weights::{CudaLinear, CudaNorm, CudaVector, Loader, ptr_or_null};
 /// The weights that make the residual stream from token ids, before the first layer.
 #[derive(Debug)]
 pub(crate) struct CudaEmbedding {
-    /// Token embeddings, `[n_vocab, n_embd]`.
-    pub(crate) table: Arc<CudaMatrix>,
+    /// Token embeddings, `[n_vocab, n_embd]`; `None` if no tokens are read.
+    pub(crate) table: Option<Arc<CudaMatrix>>,
     /// The embedding of token type 0, `[n_embd]`, which is added to every token.
     pub(crate) token_type: Option<CudaVector>,
     /// Position embeddings, `[n_positions, n_embd]`.
     pub(crate) positions: Option<CudaMatrix>,
     /// Norm of the sum.
     pub(crate) norm: Option<CudaNorm>,
-    /// What joins the embedding with a state (prediction heads).
+    /// What reads states (drafters).
     pub(crate) state: Option<CudaStateInput>,
     /// Per-layer embeddings.
     pub(crate) per_layer: Option<CudaPerLayer>,
@@ -39,32 +39,41 @@ pub(crate) struct CudaEmbedding {
     pub(crate) streams: Option<CudaStreams>,
 }
 
-/// The weights that join an embedding with a state.
+/// The weights that read states: those of a [`StateInput`](metal_attention_model::StateInput).
 #[derive(Debug)]
-pub(crate) struct CudaStateInput {
-    /// Norm of the embedding.
-    embedding_norm: CudaNorm,
-    /// Norm of the state.
-    state_norm: CudaNorm,
-    /// From both to the input of the first layer, `[n_embd, 2 * n_embd]`.
-    proj: CudaLinear,
+pub(crate) enum CudaStateInput {
+    /// The normed embedding and the normed state, `proj`, `[n_embd, 2 * n_embd]`, times which is the input of the first layer.
+    Joined { embedding_norm: CudaNorm, state_norm: CudaNorm, proj: CudaLinear },
+    /// The normed embedding and the normed state, which attention reads beside each other.
+    Attended { embedding_norm: CudaNorm, state_norm: CudaNorm, norms_residual: bool },
+    /// The state, `fc`, `[n_embd, width]`, times which is the residual stream.
+    Projected { norm: Option<CudaNorm>, fc: CudaLinear },
 }
 
 impl CudaStateInput {
     /// Uploads the weights.
     fn new(loader: &mut Loader<'_>, w: &StateInputWeights) -> Result<Self, CudaError> {
-        let StateInputWeights { spec: _, embedding_norm, state_norm, proj } = w;
-        Ok(Self {
-            embedding_norm: CudaNorm::new(loader, embedding_norm)?,
-            state_norm: CudaNorm::new(loader, state_norm)?,
-            proj: loader.linear(proj)?,
+        Ok(match w {
+            StateInputWeights::Joined { embedding_norm, state_norm, proj } => Self::Joined {
+                embedding_norm: CudaNorm::new(loader, embedding_norm)?,
+                state_norm: CudaNorm::new(loader, state_norm)?,
+                proj: loader.linear(proj)?,
+            },
+            StateInputWeights::Attended { embedding_norm, state_norm, norms_residual } => Self::Attended {
+                embedding_norm: CudaNorm::new(loader, embedding_norm)?,
+                state_norm: CudaNorm::new(loader, state_norm)?,
+                norms_residual: *norms_residual,
+            },
+            StateInputWeights::Projected { norm, fc } => {
+                Self::Projected { norm: loader.optional_norm(norm.as_ref())?, fc: loader.linear(fc)? }
+            }
         })
     }
 }
 
 impl CudaEmbedding {
     /// Uploads the weights, except `table`, that of the token embeddings.
-    pub(crate) fn new(loader: &mut Loader<'_>, w: &Weights, table: Arc<CudaMatrix>) -> Result<Self, CudaError> {
+    pub(crate) fn new(loader: &mut Loader<'_>, w: &Weights, table: Option<Arc<CudaMatrix>>) -> Result<Self, CudaError> {
         Ok(Self {
             per_layer: w.per_layer.as_ref().map(|tables| CudaPerLayer::new(loader, tables)).transpose()?,
             streams: w.streams.as_ref().map(|streams| CudaStreams::new(loader, streams)).transpose()?,
@@ -84,24 +93,26 @@ impl ModelRunner {
         let w = Arc::clone(&self.weights.embedding);
         let (spec, n_tokens) = (batch.spec, batch.size.n_tokens);
         let (x, n_embd) = (self.buffers.x.slice(), spec.n_embd);
-        let args = EmbeddingArgs {
-            types: ptr_or_null(w.token_type.as_ref()),
-            positions: w.positions.as_ref().map_or_else(MatrixArgs::zeroed, |table| table.args(0)),
-            ..self.embedding_args(&w.table, spec.embedding.scale, x)
-        };
-        self.launch_embedding(&args, n_tokens)?;
-        let tokens = self.buffers.tokens.slice();
-        for (first, span) in batch.spans.iter().flat_map(|spans| spans.iter()) {
-            let rows = self.upload_rows(first, &span.rows, n_embd)?;
-            let tokens = tokens.skip(first).ptr();
-            let args = EmbeddingArgs { rows: rows.ptr(), tokens, x: x.skip(first * n_embd).ptr(), ..args };
-            self.launch_embedding(&args, rows.len() / n_embd)?;
+        if let Some(table) = &w.table {
+            let args = EmbeddingArgs {
+                types: ptr_or_null(w.token_type.as_ref()),
+                positions: w.positions.as_ref().map_or_else(MatrixArgs::zeroed, |table| table.args(0)),
+                ..self.embedding_args(table, spec.embedding.scale, x)
+            };
+            self.launch_embedding(&args, n_tokens)?;
+            let tokens = self.buffers.tokens.slice();
+            for (first, span) in batch.spans.iter().flat_map(|spans| spans.iter()) {
+                let rows = self.upload_rows(first, &span.rows, n_embd)?;
+                let tokens = tokens.skip(first).ptr();
+                let args = EmbeddingArgs { rows: rows.ptr(), tokens, x: x.skip(first * n_embd).ptr(), ..args };
+                self.launch_embedding(&args, rows.len() / n_embd)?;
+            }
         }
         if let Some(norm) = &w.norm {
             self.norm(NormArgs { out: x.ptr(), ..norm_args(Some(norm), x, n_embd) }, n_tokens)?;
         }
         if let Some(state) = &w.state {
-            self.join_states(batch, state)?;
+            self.read_states(batch, state)?;
         }
         if let Some(per_layer) = &w.per_layer {
             self.per_layer_embeddings(spec, per_layer, n_tokens)?;
@@ -109,19 +120,56 @@ impl ModelRunner {
         self.spread_over_streams(spec, w.streams.as_ref(), n_tokens)
     }
 
-    /// Launches `x = proj * [embedding_norm(x) | state_norm(state)]`. The states are uploaded to `result`, as rows of spans are.
-    fn join_states(&mut self, batch: MicroBatch<'_>, w: &CudaStateInput) -> Result<(), CudaError> {
+    /// Launches what reads the states: `x` as [`StateInput`](metal_attention_model::StateInput) says, and in the first scratch rows
+    /// what attention reads beside each other ([`states_input`](Self::states_input)).
+    fn read_states(&mut self, batch: MicroBatch<'_>, w: &CudaStateInput) -> Result<(), CudaError> {
+        let (n, n_embd, x) = (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.slice());
+        let width = batch.spec.state_width();
+        debug_assert_eq!(batch.states.len(), n * width, "a session checks that each token has a state");
+        match w {
+            CudaStateInput::Joined { embedding_norm, state_norm, proj } => {
+                self.norm_pairs(batch, embedding_norm, state_norm)?;
+                let input = self.states_input(batch)?;
+                self.store_all(batch, "state", [proj], input, x)
+            }
+            CudaStateInput::Attended { embedding_norm, state_norm, norms_residual } => {
+                self.norm_pairs(batch, embedding_norm, state_norm)?;
+                let norm = norms_residual.then_some(state_norm);
+                self.norm(NormArgs { out: x.ptr(), ..norm_args(norm, self.buffers.result.slice(), n_embd) }, n)
+            }
+            CudaStateInput::Projected { norm, fc } => {
+                let [rows] = self.scratch_rows(batch, [width]);
+                self.buffers.rows.write(0, bytemuck::cast_slice(batch.states))?;
+                let input = self.rows_input(batch, rows, width, norm.as_ref())?;
+                self.store_all(batch, "state", [fc], input, x)
+            }
+        }
+    }
+
+    /// Launches `[embedding_norm(x) | state_norm(state)]` to the first scratch rows, `[n_tokens, 2 * n_embd]`. The states are uploaded
+    /// to `result`, as rows of spans are.
+    fn norm_pairs(
+        &mut self,
+        batch: MicroBatch<'_>,
+        embedding_norm: &CudaNorm,
+        state_norm: &CudaNorm,
+    ) -> Result<(), CudaError> {
         let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
-        debug_assert_eq!(batch.states.len(), n * n_embd, "a session checks that each token has a state");
         self.buffers.result.write(0, bytemuck::cast_slice(batch.states))?;
         let [joined] = self.scratch_rows(batch, [2 * n_embd]);
         let (x, states, h) = (self.buffers.x.slice(), self.buffers.result.slice(), self.buffers.h.slice());
-        for (norm, rows, at) in [(&w.embedding_norm, x, 0), (&w.state_norm, states, n_embd)] {
+        for (norm, rows, at) in [(embedding_norm, x, 0), (state_norm, states, n_embd)] {
             self.norm_rows(batch, rows, n_embd, norm, h)?;
             self.stretch(n_embd, (h, n_embd), None, (joined.skip(at), 2 * n_embd), n)?;
         }
-        let input = self.rows_input(batch, joined, 2 * n_embd, None)?;
-        self.store_all(batch, "state", [&w.proj], input, x)
+        Ok(())
+    }
+
+    /// The normed embeddings and states beside each other, which [`read_states`](Self::read_states) left in the first scratch rows.
+    pub(crate) fn states_input(&mut self, batch: MicroBatch<'_>) -> Result<LinearInput, CudaError> {
+        let width = 2 * batch.spec.n_embd;
+        let [joined] = self.scratch_rows(batch, [width]);
+        self.rows_input(batch, joined, width, None)
     }
 
     /// Uploads rows of a span whose first input has index `first` in the micro-batch, to `result`, which no kernel in flight needs

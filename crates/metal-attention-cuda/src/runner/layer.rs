@@ -70,6 +70,9 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
     }
 
     fn mixer_input(&mut self, layer: &'w CudaLayer, shared: bool) -> Result<BranchInput<'w>, CudaError> {
+        if self.batch.spec.attends_to_state() {
+            return Ok(BranchInput::new(self.runner.states_input(self.batch)?));
+        }
         let as_rows = mixer_reads_rows(&layer.mixer) || shared && feed_forward_reads_rows(&layer.feed_forward);
         Ok(BranchInput::new(self.runner.normed_input(self.batch, layer.mixer_norm.as_ref(), as_rows)?))
     }

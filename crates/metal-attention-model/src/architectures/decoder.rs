@@ -108,6 +108,7 @@ pub(super) fn stack(
             per_layer: None,
             streams: None,
             state: None,
+            n_rows: None,
         },
         first_block: 0,
         layers: layers.into_iter().map(layer).collect(),

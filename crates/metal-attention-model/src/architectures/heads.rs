@@ -4,7 +4,7 @@
 
 use crate::attention::KvSource;
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{HeadUse, Norm, NormKind, StateInput};
+use crate::spec::{HeadUse, JoinedState, Norm, NormKind, StateInput};
 use crate::{ModelError, ModelSpec};
 
 /// How an architecture's heads differ from its layers.
@@ -44,7 +44,7 @@ pub(crate) fn read_heads(k: &MetadataReader<'_>) -> Result<Vec<ModelSpec>, Model
     let all = super::read(&k.with_heads())?;
     // Where one head proposes all drafts, it is the first.
     let n_head = match traits.heads {
-        HeadUse::Repeated => 1,
+        HeadUse::Repeated | HeadUse::Eagle => 1,
         HeadUse::Chained => n_head,
     };
     (first..first + n_head).map(|block| head(k, traits, &all, block)).collect()
@@ -62,10 +62,10 @@ fn head(k: &MetadataReader<'_>, traits: &HeadTraits, all: &ModelSpec, block: usi
         output.norm = Some(Norm { has_bias: false, ..k.norm(traits.last_norm)?.with_tensor(stem) });
     }
     let mut embedding = all.embedding.clone();
-    embedding.state = Some(StateInput {
+    embedding.state = Some(StateInput::Joined(JoinedState {
         embedding_norm: norm.with_tensor("nextn.enorm"),
         state_norm: norm.with_tensor("nextn.hnorm"),
         heads: traits.heads,
-    });
+    }));
     Ok(ModelSpec { layers: vec![layer.clone()], first_block: block, embedding, output, ..all.clone() })
 }

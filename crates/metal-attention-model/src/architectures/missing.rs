@@ -23,7 +23,7 @@ const MISSING: &[(&[&str], &str)] = &[
     (&["chameleon", "cogvlm"], "pictures among the text"),
     (&["clip", "wavtokenizer-dec", "qwen3tts", "pockettts"], "pictures and sounds"),
     (&["gptj"], "a definition of its files: llama.cpp has the name, but runs no such model"),
-    (&["gemma4-assistant", "eagle3", "dflash"], "a model beside it, for which it drafts"),
+    (&["gemma4-assistant", "eagle3", "dflash"], "the model that it drafts for (-m), with this file as its draft file (--model-draft)"),
 ];
 
 /// The missing part of `architecture`, if it is a known one.

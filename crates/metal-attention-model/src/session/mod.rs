@@ -87,10 +87,10 @@ impl<E: Executor> Session<E> {
         let tokens = batch.tokens;
         let max_outputs = if results.needs_head() { limits.n_outputs } else { usize::MAX };
         check_outputs(spec, tokens, &|seq| self.pages.n_past(seq), results.needs_head(), max_outputs)?;
-        self.pages.check(tokens, spec.n_vocab, batch.drafted)?;
+        self.pages.check(tokens, spec.n_ids(), batch.drafted)?;
         check_spans(spec, batch, limits.n_tokens, max_outputs)?;
         check_states(spec, batch)?;
-        let n_embd = spec.n_embd;
+        let (n_embd, state_width) = (spec.n_embd, spec.state_width());
         let places = self.pages.span_places(batch, n_embd)?;
         let undivided: Vec<_> =
             batch.spans.iter().filter(|span| span.is_bidirectional()).map(|span| span.inputs(n_embd)).collect();
@@ -111,7 +111,8 @@ impl<E: Executor> Session<E> {
             let trace = trace.as_mut().map(LayerTrace::reborrow);
             let outcome = self.assign_pages(step_tokens).and_then(|()| {
                 let inputs = step_inputs(n_embd, batch, &range, &places).map(Arc::new);
-                let states = batch.states.get(range.start * n_embd..range.end * n_embd).filter(|rows| !rows.is_empty());
+                let states = batch.states.get(range.start * state_width..range.end * state_width);
+                let states = states.filter(|rows| !rows.is_empty());
                 let step = Step { states: states.map(Into::into), ..self.step(step_tokens, phase, inputs) };
                 self.executor.run(&step, step_results, trace, self.profiler.as_mut())
             });
@@ -150,8 +151,8 @@ impl<E: Executor> Session<E> {
         }
         begun?;
         // If the step is in flight already, it gets the pages that were reserved for it.
-        let (n_vocab, n_embd) = (self.executor.spec().n_vocab, self.executor.spec().n_embd);
-        self.pages.check(batch, n_vocab, &[])?;
+        let (n_ids, n_embd) = (self.executor.spec().n_ids(), self.executor.spec().n_embd);
+        self.pages.check(batch, n_ids, &[])?;
         self.pages.span_places(batch.into(), n_embd)?;
         self.pages().begin_batch(batch, &[]);
         let outcome = self.assign_pages(batch).and_then(|()| self.read_decode_step(batch));

@@ -66,7 +66,7 @@ impl NullExecutor {
         for (i, token) in tokens.iter().enumerate() {
             for (group, ids) in self.pages.iter_mut().enumerate() {
                 let page = step.pages.page(group, token.seq, token.pos) as usize;
-                ids[page * PAGE + token.pos % PAGE] = content(step, i, token, self.spec.n_embd);
+                ids[page * PAGE + token.pos % PAGE] = content(step, i, token, &self.spec);
             }
         }
         let mut hashes: Vec<_> = tokens.iter().map(|token| self.hash(step, token)).collect();
@@ -114,17 +114,17 @@ impl NullExecutor {
 
 /// What a page holds of the input `token`, the `i`th of the step: the token's id, or a hash of the row; with a state, a hash of
 /// both.
-fn content(step: &Step, i: usize, token: &BatchToken, n_embd: usize) -> u32 {
-    let hash_of = |rows: &[f32], i: usize| {
-        rows[i * n_embd..][..n_embd].iter().fold(0, |hash, x| mix(hash, x.to_bits().into())) as u32
+fn content(step: &Step, i: usize, token: &BatchToken, spec: &ModelSpec) -> u32 {
+    let hash_of = |rows: &[f32], i: usize, width: usize| {
+        rows[i * width..][..width].iter().fold(0, |hash, x| mix(hash, x.to_bits().into())) as u32
     };
     let own = match step.inputs.as_ref().and_then(|inputs| inputs.of_token(token)) {
         None => token.id,
-        Some((span, i)) => hash_of(&span.rows, i),
+        Some((span, i)) => hash_of(&span.rows, i, spec.n_embd),
     };
     match &step.states {
         None => own,
-        Some(states) => mix(own.into(), hash_of(states, i).into()) as u32,
+        Some(states) => mix(own.into(), hash_of(states, i, spec.state_width()).into()) as u32,
     }
 }
 

@@ -19,24 +19,32 @@ use crate::recurrent::{
     delta_rule, mamba, mamba2, rwkv6, rwkv7, short_conv,
 };
 use crate::spec::{
-    AttentionAndMamba2Spec, HeadMatrix, InputEmbedding, ModelSpec, Norm, NormKind, OutputScale, PerLayerEmbedding,
-    ResidualStreams,
+    AttendedState, AttentionAndMamba2Spec, HeadMatrix, InputEmbedding, JoinedState, ModelSpec, Norm, NormKind,
+    OutputScale, PerLayerEmbedding, ProjectedState, ResidualStreams, StateInput,
 };
 use crate::tensors::{MatrixShape, Presence, WeightSource};
 
 /// All weights of a model of `spec`, from `source`.
 pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result<Weights<S::Linear>, S::Error> {
-    let InputEmbedding { scale: _, n_token_types, n_positions, norm, per_layer, streams, state } = &spec.embedding;
+    let InputEmbedding { scale: _, n_token_types, n_positions, norm, per_layer, streams, state, n_rows: _ } =
+        &spec.embedding;
     let (n_embd, n_layer, output) = (spec.n_embd, spec.n_layer(), &spec.output);
-    let mut b = Builder { source, n_embd, prefix: String::new() };
-    let ends = [n_embd, spec.n_vocab];
+    let n_mixer = if spec.attends_to_state() { 2 * n_embd } else { n_embd };
+    let mut b = Builder { source, n_embd, n_mixer, prefix: String::new() };
+    let (table, ends) = ([n_embd, spec.n_ids()], [n_embd, spec.n_vocab]);
     // A prediction head may have a table, a last norm and an output head of its own, in its block.
-    let block = state.map(|_| format!("blk.{}.", spec.first_block));
+    let block = match state {
+        Some(StateInput::Joined(_)) => Some(format!("blk.{}.", spec.first_block)),
+        None | Some(StateInput::Attended(_) | StateInput::Projected(_)) => None,
+    };
     let of_head = |b: &Builder<'_, S>, name: &str| {
         block.as_ref().map(|block| format!("{block}{name}")).filter(|name| b.source.has(name))
     };
     let own_table = of_head(&b, "nextn.embed_tokens");
-    let token_embd = b.matrix(own_table.as_deref().unwrap_or("token_embd"), ends)?;
+    let token_embd = match spec.reads_tokens() {
+        true => Some(b.matrix(own_table.as_deref().unwrap_or("token_embd"), table)?),
+        false => None,
+    };
     let head = match (output.head, of_head(&b, "nextn.shared_head_head")) {
         (None, _) => None,
         (Some(_), Some(own)) => Some(Some(b.matrix(&own, ends)?)),
@@ -55,15 +63,9 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
             })
         }
     };
-    let state = match (state, &block) {
-        (Some(state), Some(block)) => {
-            b.prefix.clone_from(block);
-            let proj = b.linear("nextn.eh_proj", [2 * n_embd, n_embd], Presence::None)?;
-            let (embedding_norm, state_norm) = (b.norm(&state.embedding_norm)?, b.norm(&state.state_norm)?);
-            b.prefix.clear();
-            Some(StateInputWeights { spec: *state, embedding_norm, state_norm, proj })
-        }
-        (None, _) | (_, None) => None,
+    let state = match state {
+        Some(state) => Some(b.state_input(state, spec.first_block)?),
+        None => None,
     };
     let output_norm = match (output.norm, &block) {
         (None, _) => None,
@@ -134,7 +136,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         }),
         None => None,
     };
-    let output = head.map(|tensor| tensor.unwrap_or_else(|| token_embd.clone()));
+    let output = head.and_then(|tensor| tensor.or_else(|| token_embd.clone()));
     Ok(Weights {
         token_embd,
         token_type,
@@ -158,6 +160,8 @@ struct Builder<'s, S> {
     source: &'s mut S,
     /// Width of the residual stream.
     n_embd: usize,
+    /// Width of the input of attention's queries, keys and values.
+    n_mixer: usize,
     /// Prefix of the names of a layer's tensors, `blk.N.`; empty outside of layers.
     prefix: String,
 }
@@ -189,6 +193,36 @@ impl<S: WeightSource> Builder<'_, S> {
     /// A vector that must be there.
     fn required_vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>, S::Error> {
         Ok(self.vector(name, n, Presence::Required)?.unwrap_or_default())
+    }
+
+    /// What reads states. `first_block`: that of the first layer.
+    fn state_input(
+        &mut self,
+        state: &StateInput,
+        first_block: usize,
+    ) -> Result<StateInputWeights<S::Linear>, S::Error> {
+        let n_embd = self.n_embd;
+        self.prefix = match state {
+            StateInput::Joined(_) | StateInput::Attended(_) => format!("blk.{first_block}."),
+            StateInput::Projected(_) => String::new(),
+        };
+        let weights = match state {
+            StateInput::Joined(JoinedState { embedding_norm, state_norm, heads: _ }) => {
+                let proj = self.linear("nextn.eh_proj", [2 * n_embd, n_embd], Presence::None)?;
+                let (embedding_norm, state_norm) = (self.norm(embedding_norm)?, self.norm(state_norm)?);
+                StateInputWeights::Joined { embedding_norm, state_norm, proj }
+            }
+            StateInput::Attended(AttendedState { embedding_norm, state_norm, norms_residual }) => {
+                let (embedding_norm, state_norm) = (self.norm(embedding_norm)?, self.norm(state_norm)?);
+                StateInputWeights::Attended { embedding_norm, state_norm, norms_residual: *norms_residual }
+            }
+            StateInput::Projected(ProjectedState { width, norm }) => StateInputWeights::Projected {
+                norm: norm.map(|norm| self.norm_over(norm, *width)).transpose()?,
+                fc: self.linear("fc", [*width, n_embd], Presence::Optional)?,
+            },
+        };
+        self.prefix.clear();
+        Ok(weights)
     }
 
     /// A norm over `n` elements.
@@ -243,22 +277,22 @@ impl<S: WeightSource> Prepare<'_, Specs> for Builder<'_, S> {
     }
 
     fn attention(&mut self, a: &AttentionSpec) -> Result<AttentionWeights<S::Linear>, S::Error> {
-        let n_embd = self.n_embd;
+        let (n_embd, n_in) = (self.n_embd, self.n_mixer);
         let (n_q, n_kv) = (a.n_head * a.query_rows(), a.n_head_kv * a.head_dim);
         let bias = if a.qkv_bias { Presence::Required } else { Presence::Optional };
         let (q, k, v) = match a.kv {
             KvSource::Own => {
                 let parts = [("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv)];
-                let [q, k, v] = self.source.parts(&self.prefix, "attn_qkv", parts, n_embd, bias, a.fused_qkv)?;
+                let [q, k, v] = self.source.parts(&self.prefix, "attn_qkv", parts, n_in, bias, a.fused_qkv)?;
                 (q, Some(k), Some(v))
             }
             KvSource::KeysAsValues => {
-                let q = self.linear("attn_q", [n_embd, n_q], bias)?;
-                (q, Some(self.linear("attn_k", [n_embd, n_kv], bias)?), None)
+                let q = self.linear("attn_q", [n_in, n_q], bias)?;
+                (q, Some(self.linear("attn_k", [n_in, n_kv], bias)?), None)
             }
-            KvSource::Layer(_) => (self.linear("attn_q", [n_embd, n_q], bias)?, None, None),
+            KvSource::Layer(_) => (self.linear("attn_q", [n_in, n_q], bias)?, None, None),
         };
-        let gate = a.gate_rows().map(|n_gate| self.matrix("attn_gate", [n_embd, n_gate])).transpose()?;
+        let gate = a.gate_rows().map(|n_gate| self.matrix("attn_gate", [n_in, n_gate])).transpose()?;
         let q_norm = a.qk_norm.map(|norm| self.qk_norm("attn_q_norm", norm, a.n_head, a.head_dim)).transpose()?;
         let k_norm = a.qk_norm.filter(|_| k.is_some());
         let k_norm = k_norm.map(|norm| self.qk_norm("attn_k_norm", norm, a.n_head_kv, a.head_dim)).transpose()?;

@@ -13,8 +13,8 @@ use crate::{Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
 /// The embedding, the last norm and the output head, with their weights.
 #[derive(Debug)]
 pub(crate) struct WgpuEnds {
-    /// The embedding table, `[n_vocab, n_embd]`.
-    token_embd: WgpuMatrix,
+    /// The embedding table, `[n_vocab, n_embd]`; `None` if no tokens are read.
+    token_embd: Option<WgpuMatrix>,
     /// Factor on the rows of the embedding table.
     embedding_scale: f32,
     /// Embedding of token type 0, added to every embedding, `[n_embd]`.
@@ -23,7 +23,7 @@ pub(crate) struct WgpuEnds {
     positions: Option<(Buffer, usize)>,
     /// The norm of the sum of embeddings.
     embedding_norm: Option<WgpuNorm>,
-    /// What joins the embedding with a state (prediction heads).
+    /// What reads states (drafters).
     state: Option<WgpuStateInput>,
     /// The norm after the last layer.
     output_norm: Option<WgpuNorm>,
@@ -35,15 +35,37 @@ pub(crate) struct WgpuEnds {
     pub(crate) matrices: Vec<(Tensor, WgpuMatrix)>,
 }
 
-/// The weights that join an embedding with a state.
+/// The weights that read states: those of a [`StateInput`](metal_attention_model::StateInput).
 #[derive(Debug)]
-struct WgpuStateInput {
-    /// Norm of the embedding.
-    embedding_norm: WgpuNorm,
-    /// Norm of the state.
-    state_norm: WgpuNorm,
-    /// From both to the input of the first layer, `[n_embd, 2 * n_embd]`.
-    proj: WgpuLinear,
+enum WgpuStateInput {
+    /// The normed embedding and the normed state, `proj`, `[n_embd, 2 * n_embd]`, times which is the input of the first layer.
+    Joined { embedding_norm: WgpuNorm, state_norm: WgpuNorm, proj: WgpuLinear },
+    /// The normed embedding and the normed state, which attention reads beside each other.
+    Attended { embedding_norm: WgpuNorm, state_norm: WgpuNorm, norms_residual: bool },
+    /// The state, `fc`, `[n_embd, width]`, times which is the residual stream.
+    Projected { norm: Option<WgpuNorm>, fc: WgpuLinear },
+}
+
+impl WgpuStateInput {
+    /// Uploads the weights.
+    fn new(gpu: &WgpuDevice, w: &StateInputWeights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
+        Ok(match w {
+            StateInputWeights::Joined { embedding_norm, state_norm, proj } => Self::Joined {
+                embedding_norm: WgpuNorm::new(gpu, embedding_norm)?,
+                state_norm: WgpuNorm::new(gpu, state_norm)?,
+                proj: concat(gpu, "the projection of states", &[proj], uploads)?,
+            },
+            StateInputWeights::Attended { embedding_norm, state_norm, norms_residual } => Self::Attended {
+                embedding_norm: WgpuNorm::new(gpu, embedding_norm)?,
+                state_norm: WgpuNorm::new(gpu, state_norm)?,
+                norms_residual: *norms_residual,
+            },
+            StateInputWeights::Projected { norm, fc } => Self::Projected {
+                norm: norm.as_ref().map(|norm| WgpuNorm::new(gpu, norm)).transpose()?,
+                fc: concat(gpu, "the projection of states", &[fc], uploads)?,
+            },
+        })
+    }
 }
 
 impl WgpuEnds {
@@ -58,8 +80,16 @@ impl WgpuEnds {
         first: &[(Tensor, WgpuMatrix)],
     ) -> Result<Self, WgpuError> {
         // The other fields are those of the weights.
-        let InputEmbedding { scale, n_token_types: _, n_positions: _, norm: _, per_layer: _, streams: _, state: _ } =
-            *spec;
+        let InputEmbedding {
+            scale,
+            n_token_types: _,
+            n_positions: _,
+            norm: _,
+            per_layer: _,
+            streams: _,
+            state: _,
+            n_rows: _,
+        } = *spec;
         let mut matrices = Vec::new();
         let mut matrix = |what: &str, tensor: &Tensor| {
             let matrix = match first.iter().find(|(of_first, _)| of_first.is_same(tensor)) {
@@ -70,19 +100,12 @@ impl WgpuEnds {
             Ok::<_, WgpuError>(matrix)
         };
         let output = w.own_head().map(|head| matrix("the output head", &head.weight)).transpose()?;
-        let token_embd = matrix("the embedding table", &w.token_embd.weight)?;
+        let token_embd = w.token_embd.as_ref().map(|table| matrix("the embedding table", &table.weight)).transpose()?;
         let positions = match &w.positions {
             Some(table) => Some((gpu.upload("positions", &table.weight.to_f32())?, table.weight.n_rows())),
             None => None,
         };
-        let state = match &w.state {
-            Some(StateInputWeights { spec: _, embedding_norm, state_norm, proj }) => Some(WgpuStateInput {
-                embedding_norm: WgpuNorm::new(gpu, embedding_norm)?,
-                state_norm: WgpuNorm::new(gpu, state_norm)?,
-                proj: concat(gpu, "the projection of states", &[proj], uploads)?,
-            }),
-            None => None,
-        };
+        let state = w.state.as_ref().map(|state| WgpuStateInput::new(gpu, state, uploads)).transpose()?;
         let output_bias = w.output.as_ref().and_then(|linear| linear.bias.as_ref());
         Ok(Self {
             token_embd,
@@ -111,7 +134,10 @@ impl PlanBuilder<'_> {
     /// `scale * table[id]` already.
     pub(crate) fn embedding(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (scratch, w) = (self.scratch, &self.weights.ends);
-        let mut dispatches = kernels::embedding(self.gpu, &w.token_embd, &scratch.x, true, self.batch)?;
+        let mut dispatches = match &w.token_embd {
+            Some(table) => kernels::embedding(self.gpu, table, &scratch.x, true, self.batch)?,
+            None => Vec::new(),
+        };
         let positions = w.positions.as_ref().map(|(table, n)| (table, *n));
         if w.embedding_scale != 1.0 || w.token_type.is_some() || positions.is_some() {
             let (n, types) = (self.spec.n_embd, w.token_type.as_ref());
@@ -129,22 +155,60 @@ impl PlanBuilder<'_> {
             dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, &scratch.x)?);
         }
         if let Some(state) = &w.state {
-            self.join_states(&mut dispatches, state)?;
+            self.read_states(&mut dispatches, state)?;
         }
         self.embed_for_layers(&mut dispatches)?;
         self.spread_over_streams(&mut dispatches)?;
         Ok(dispatches)
     }
 
-    /// Appends `x = proj * [embedding_norm(x) | state_norm(state)]`, in prediction heads.
-    fn join_states(&self, dispatches: &mut Vec<Dispatch>, w: &WgpuStateInput) -> Result<(), WgpuError> {
+    /// Appends what reads the states: `x` as [`StateInput`](metal_attention_model::StateInput) says, and in `joined` what attention
+    /// reads beside each other.
+    fn read_states(&self, dispatches: &mut Vec<Dispatch>, w: &WgpuStateInput) -> Result<(), WgpuError> {
+        let (scratch, n) = (self.scratch, self.spec.n_embd);
+        match w {
+            WgpuStateInput::Joined { embedding_norm, state_norm, proj } => {
+                self.norm_pairs(dispatches, embedding_norm, state_norm)?;
+                let product = LinearProduct::new(proj, MatvecOutput::Store, &scratch.joined, &scratch.x);
+                self.multiply(dispatches, product)
+            }
+            WgpuStateInput::Attended { embedding_norm, state_norm, norms_residual } => {
+                self.norm_pairs(dispatches, embedding_norm, state_norm)?;
+                let shape = NormShape::of_row(n);
+                dispatches.push(match norms_residual {
+                    true => self.norm(state_norm, shape, Some(&scratch.states), &scratch.x)?,
+                    false => kernels::norm(self.gpu, shape, Some(&scratch.states), None, &scratch.x, self.batch)?,
+                });
+                Ok(())
+            }
+            WgpuStateInput::Projected { norm, fc } => {
+                let input = match norm {
+                    Some(norm) => {
+                        let shape = NormShape::of_row(norm.n);
+                        dispatches.push(self.norm(norm, shape, Some(&scratch.states), &scratch.joined)?);
+                        &scratch.joined
+                    }
+                    None => &scratch.states,
+                };
+                self.multiply(dispatches, LinearProduct::new(fc, MatvecOutput::Store, input, &scratch.x))
+            }
+        }
+    }
+
+    /// Appends `joined = [embedding_norm(x) | state_norm(state)]`.
+    fn norm_pairs(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        embedding_norm: &WgpuNorm,
+        state_norm: &WgpuNorm,
+    ) -> Result<(), WgpuError> {
         let (scratch, n) = (self.scratch, self.spec.n_embd);
         let columns = |at| Some(NormColumns { at, y_width: 2 * n });
-        for (norm, rows, at) in [(&w.embedding_norm, &scratch.x, 0), (&w.state_norm, &scratch.states, n)] {
+        for (norm, rows, at) in [(embedding_norm, &scratch.x, 0), (state_norm, &scratch.states, n)] {
             let shape = NormShape { columns: columns(at), ..NormShape::of_row(n) };
             dispatches.push(self.norm(norm, shape, Some(rows), &scratch.joined)?);
         }
-        self.multiply(dispatches, LinearProduct::new(&w.proj, MatvecOutput::Store, &scratch.joined, &scratch.x))
+        Ok(())
     }
 
     /// The dispatches between the last layer and the last norm: `x` from the residual streams of models that have several.
@@ -168,10 +232,11 @@ impl PlanBuilder<'_> {
     /// The logits of output tokens: `logits`, `[n_outputs, n_vocab]`. Empty for a model without an output head.
     pub(crate) fn head(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (scratch, w) = (self.scratch, &self.weights.ends);
-        let Some(head) = &self.spec.output.head else { return Ok(Vec::new()) };
+        let matrix = w.output.as_ref().or(w.token_embd.as_ref());
+        let Some((head, matrix)) = self.spec.output.head.as_ref().zip(matrix) else { return Ok(Vec::new()) };
         let mut dispatches = Vec::new();
         let logits = LinearProduct {
-            linear: (w.output.as_ref().unwrap_or(&w.token_embd), w.output_bias.as_ref()),
+            linear: (matrix, w.output_bias.as_ref()),
             output: MatvecOutput::Store,
             rows: TokenRows::Outputs,
             x: &scratch.x,

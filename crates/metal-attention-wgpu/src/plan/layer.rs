@@ -78,6 +78,9 @@ impl<'a> LayerOps<'a, WgpuParts> for LayerPlan<'_, 'a> {
     }
 
     fn mixer_input(&mut self, layer: &'a Layer<WgpuParts>, shared: bool) -> Result<BranchInput<'a>, WgpuError> {
+        if self.plan.spec.attends_to_state() {
+            return Ok(BranchInput::Rows(&self.plan.scratch.joined));
+        }
         let input = self.plan.branch_input(&mut self.dispatches, layer.mixer_norm.as_ref())?;
         // LAuReL, the low-rank branch of models with several residual streams, reads the mixer's input, too.
         if shared || layer.streams.is_some() {

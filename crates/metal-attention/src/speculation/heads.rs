@@ -48,7 +48,7 @@ impl HeadDrafter {
     /// or one of them is not a prediction head.
     pub fn new(heads: Vec<Box<dyn ForwardPass>>, n_layer: usize) -> Option<Self> {
         let first = heads.first()?.spec();
-        let (heads_use, n_embd) = (first.embedding.state?.heads, first.n_embd);
+        let (heads_use, n_embd) = (first.embedding.state?.heads()?, first.n_embd);
         if heads.iter().any(|head| head.spec().embedding.state.is_none() || head.spec().n_embd != n_embd) {
             return None;
         }
@@ -60,7 +60,7 @@ impl HeadDrafter {
     /// The most drafts that it proposes for a sequence; `None` if there is no limit.
     pub fn max_drafts(&self) -> Option<usize> {
         match self.heads_use {
-            HeadUse::Repeated => None,
+            HeadUse::Repeated | HeadUse::Eagle => None,
             HeadUse::Chained => Some(self.heads.len()),
         }
     }
@@ -92,8 +92,8 @@ impl HeadDrafter {
             for &r in &open {
                 let DraftRequest { seq, ids, prediction: _, n: _ } = requests[r];
                 match (self.heads_use, drafts[r].last()) {
-                    (HeadUse::Repeated, Some(&id)) => batch.push(id, seq, self.heads[head].n_past(seq), &states[r]),
-                    (HeadUse::Repeated | HeadUse::Chained, _) => {
+                    (HeadUse::Repeated | HeadUse::Eagle, Some(&id)) => batch.push(id, seq, self.heads[head].n_past(seq), &states[r]),
+                    (HeadUse::Repeated | HeadUse::Eagle | HeadUse::Chained, _) => {
                         let next = self.read_accepted(head, seq, ids, &mut batch);
                         let rows = states[r].chunks_exact(self.n_embd);
                         for (i, (&id, state)) in drafts[r].iter().zip(rows).enumerate() {
@@ -111,7 +111,7 @@ impl HeadDrafter {
                 }
                 drafts[r].push(scores.id(row, n_vocab));
                 match self.heads_use {
-                    HeadUse::Repeated => state.clone_into(&mut states[r]),
+                    HeadUse::Repeated | HeadUse::Eagle => state.clone_into(&mut states[r]),
                     // Each head reads the states of all heads before it.
                     HeadUse::Chained => states[r].extend_from_slice(state),
                 }
@@ -123,7 +123,7 @@ impl HeadDrafter {
     /// The head that proposes draft `i`.
     fn head_of_draft(&self, i: usize) -> usize {
         match self.heads_use {
-            HeadUse::Repeated => 0,
+            HeadUse::Repeated | HeadUse::Eagle => 0,
             HeadUse::Chained => i,
         }
     }

@@ -14,6 +14,7 @@ mod long_mamba;
 mod new_backend;
 mod pictures;
 mod prediction_heads;
+mod projection;
 mod random_models;
 mod rwkv;
 mod scheduler;
