@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use metal_attention::gguf::GgufFile;
+use metal_attention::speculation::DraftFile;
 use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
 use metal_attention::{BUILT_IN_MODEL, Error, Model, ModelOptions};
 
@@ -138,9 +139,17 @@ impl ModelArgs {
 
     /// Opens the model: its file, its hyperparameters and its tensors.
     pub fn open(&self) -> Result<Model, CliError> {
-        let gguf = self.open_gguf()?;
-        let options = ModelOptions { pre: self.pre.clone(), in_memory: self.no_mmap };
-        Model::from_gguf(gguf, &options).map_err(|e| self.in_file(e))
+        Model::from_gguf(self.open_gguf()?, &self.options()).map_err(|e| self.in_file(e))
+    }
+
+    /// Opens the drafter in the file: a model, or what needs its target.
+    pub fn open_draft(&self) -> Result<DraftFile, CliError> {
+        DraftFile::from_gguf(self.open_gguf()?, &self.options()).map_err(|e| self.in_file(e))
+    }
+
+    /// The options of opening a model.
+    fn options(&self) -> ModelOptions {
+        ModelOptions { pre: self.pre.clone(), in_memory: self.no_mmap }
     }
 
     /// The tokenizer of `model`, which [`open`](Self::open) returned.

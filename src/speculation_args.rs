@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 
-use metal_attention::speculation::{
-    DraftDepth, DraftModel, DraftModelOptions, Drafter, DrafterKind, MAX_DRAFTS, Speculation, SpeculativePass,
-};
+use metal_attention::speculation::{DraftDepth, DraftFile, DrafterKind, MAX_DRAFTS, Speculation, SpeculativePass};
 use metal_attention::{Device, EngineOptions, Error, Model};
 
 use crate::cli_error::CliError;
@@ -15,11 +13,12 @@ use crate::model_args::ModelArgs;
 #[command(next_help_heading = "Drafts")]
 pub struct SpeculationArgs {
     /// Which drafter proposes tokens, so that a step may give several; the text is the same: off, ngram (what followed the last tokens
-    /// earlier in the text), mtp (the prediction heads in the model's file), auto (mtp if the file has heads, else ngram)
-    #[arg(long, value_name = "DRAFTER", default_value = "auto", conflicts_with = "model_draft")]
+    /// earlier in the text), mtp (the prediction heads in the model's file), draft, eagle3, dflash or gemma4-assistant (what the file
+    /// of --model-draft has), auto (that of --model-draft; without one mtp if the file has heads, else ngram)
+    #[arg(long, value_name = "DRAFTER", default_value = "auto")]
     spec: DrafterKind,
 
-    /// A smaller model that proposes the tokens: its file or name as of -m
+    /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3)
     #[arg(long, alias = "draft", value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     model_draft: Option<PathBuf>,
 
@@ -47,23 +46,26 @@ impl SpeculationArgs {
         DraftDepth::Adaptive(self.draft_max)
     }
 
-    /// Opens the smaller model, if one is named. `args`: the flags for reading files.
-    pub fn draft_model(&self, args: &ModelArgs) -> Result<Option<Model>, CliError> {
-        let file = self.model_draft.as_ref().filter(|_| self.draft_max > 0);
-        file.map(|file| args.of_file(file.clone()).open()).transpose()
+    /// Opens the draft file, if one is named. `args`: the flags for reading files.
+    pub fn draft_file(&self, args: &ModelArgs) -> Result<Option<DraftFile>, CliError> {
+        let file = self.model_draft.as_ref().filter(|_| self.draft_max > 0 && self.spec != DrafterKind::Off);
+        file.map(|file| args.of_file(file.clone()).open_draft()).transpose()
     }
 
-    /// Sets up a forward pass of `model`, and its drafter: `draft`, if that is given.
-    pub fn open(&self, model: &Model, draft: Option<&Model>, engine: &EngineOptions) -> Result<SpeculativePass, Error> {
-        let Some(draft) = draft else {
-            let drafter = if self.draft_max == 0 { DrafterKind::Off } else { self.spec };
-            return SpeculativePass::new(model, engine, Speculation { drafter, depth: self.depth() });
-        };
-        let pass = model.forward_pass(engine)?;
-        let device = self.device_draft.clone().unwrap_or_else(|| engine.device.clone());
-        let n_ctx = Some(pass.n_ctx().min(draft.spec().n_ctx_train));
-        let engine = EngineOptions { device, n_ctx, n_cache: None, n_ranks: 1, ..engine.clone() };
-        let drafter: Box<dyn Drafter> = Box::new(DraftModel::new(model, draft, &engine, DraftModelOptions::default())?);
-        Ok(SpeculativePass { pass, drafter: Some(drafter) })
+    /// Sets up a forward pass of `model`, and its drafter: that of `draft`, if a file is given.
+    pub fn open(
+        &self,
+        model: &Model,
+        draft: Option<&DraftFile>,
+        engine: &EngineOptions,
+    ) -> Result<SpeculativePass, Error> {
+        let drafter = if self.draft_max == 0 { DrafterKind::Off } else { self.spec };
+        let speculation = Speculation { drafter, depth: self.depth() };
+        match draft {
+            None => SpeculativePass::new(model, engine, speculation),
+            Some(draft) => {
+                SpeculativePass::with_draft_file(model, draft, engine, speculation, self.device_draft.as_ref())
+            }
+        }
     }
 }

@@ -4,8 +4,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use metal_attention::backends::BackendPass;
-use metal_attention::speculation::{DraftModel, DraftModelOptions, DraftRequest, Drafter, Evaluated, HeadDrafter};
-use metal_attention::{BatchToken, Error, HiddenRequest, Model, OutputKind, TracedTokens};
+use metal_attention::speculation::{
+    DraftFile, DraftModel, DraftModelOptions, DraftRequest, Drafter, Evaluated, HeadDrafter,
+};
+use metal_attention::{BatchToken, EngineOptions, Error, HiddenRequest, Model, OutputKind, TracedTokens};
 
 use crate::cli_error::CliError;
 use crate::engine_args::{EngineArgs, at_least_one};
@@ -18,7 +20,7 @@ use crate::token_input::TokensArgs;
 
 const AFTER_HELP: &str = "\
 The model evaluates all tokens but the last one. Then the drafter proposes the tokens that follow the last one, each the \
-likeliest by its own logits; what the model itself would choose does not matter. The drafter is the model of --draft, or else the \
+likeliest by its own logits; what the model itself would choose does not matter. The drafter is that of --draft, or else the \
 prediction head (multi-token prediction, MTP) in the model's file. Fewer tokens than -n are proposed if the drafter has a limit.
 
 Examples:
@@ -34,8 +36,8 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// A smaller model that proposes the tokens: its file or name as of -m. It may have another vocabulary; tokens then correspond by
-    /// their texts, and the logits of those that it lacks are -inf
+    /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3). A smaller
+    /// model may have another vocabulary; tokens then correspond by their texts. Logits of tokens that it lacks are -inf
     #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     draft: Option<PathBuf>,
 
@@ -70,9 +72,18 @@ struct Proposal {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let model = args.model.open()?;
     let ids = args.tokens.read(&args.model, &model)?;
-    let proposal = match &args.draft {
-        Some(draft) => of_draft_model(args, &model, &args.model.of_file(draft.clone()), &ids)?,
-        None => of_heads(args, &model, &ids)?,
+    let draft = args.draft.as_ref().map(|draft| args.model.of_file(draft.clone()).open_draft()).transpose()?;
+    let proposal = match &draft {
+        Some(DraftFile::Model(draft)) => of_draft_model(args, &model, draft, &ids)?,
+        Some(file) => beside(args, &model, &ids, |pass, options| file.drafter(&model, pass, options, None))?,
+        None if model.prediction_heads()?.is_empty() => {
+            let why = "the file has no prediction head (multi-token prediction) that could propose tokens: use a model with one, or \
+                       name a drafter (--draft)";
+            return Err(CliError::Usage(why.into()));
+        }
+        None => beside(args, &model, &ids, |pass, options| {
+            Ok(Box::new(HeadDrafter::beside(&model, pass, options)?.ok_or(Error::NoHeads)?))
+        })?,
     };
     if let Some(path) = &args.output {
         let failed = |source| CliError::Write { to: path.display().to_string(), source };
@@ -84,50 +95,44 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     print(&proposal.ids, args.json).map_err(CliError::stdout)
 }
 
-/// What the prediction heads in the model's file propose.
-fn of_heads(args: &Args, model: &Model, ids: &[u32]) -> Result<Proposal, CliError> {
+/// What a drafter proposes that `new` sets up beside the model.
+fn beside(
+    args: &Args,
+    model: &Model,
+    ids: &[u32],
+    new: impl FnOnce(&dyn BackendPass, &EngineOptions) -> Result<Box<dyn Drafter>, Error>,
+) -> Result<Proposal, CliError> {
     let loading = ProgressLine::spinner("loading the model");
     let mut options = args.engine.options(model);
     options.n_ctx.get_or_insert(ids.len() + args.n);
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.backend(&options)?;
-    let drafter = HeadDrafter::beside(model, &*pass, &options)?;
+    let mut drafter = new(&*pass, &options)?;
     drop(loading);
-    let mut drafter = drafter.ok_or_else(|| {
-        let why =
-            "the file has no prediction head (multi-token prediction) that could propose tokens: use a model with one";
-        CliError::Usage(why.into())
-    })?;
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
-    propose(model, &mut *pass, &mut drafter, ids, args.n)
+    observe(model, &mut *pass, &mut *drafter, ids)?;
+    let proposal = propose(&mut *drafter, ids, args.n)?;
+    if !proposal.ids.is_empty() && !proposal.logits.iter().any(|logit| logit.is_finite()) {
+        return Err(Error::NoNumbers.into());
+    }
+    Ok(proposal)
 }
 
 /// What a draft model proposes. The model itself evaluates nothing, as a draft model reads tokens alone.
-fn of_draft_model(args: &Args, model: &Model, draft: &ModelArgs, ids: &[u32]) -> Result<Proposal, CliError> {
-    let draft = draft.open()?;
+fn of_draft_model(args: &Args, model: &Model, draft: &Model, ids: &[u32]) -> Result<Proposal, CliError> {
     let loading = ProgressLine::spinner("loading the draft model");
-    let mut options = args.engine.options(&draft);
+    let mut options = args.engine.options(draft);
     // A token of the model may be several of the draft model.
     options.n_ctx.get_or_insert(draft.spec().n_ctx_train.min(8 * ids.len() + args.n));
     loading.weigh(draft.gguf().tensor_bytes());
-    let mut drafter = DraftModel::new(model, &draft, &options, DraftModelOptions::default())?;
+    let mut drafter = DraftModel::new(model, draft, &options, DraftModelOptions::default())?;
     drop(loading);
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
-    let mut logits = Vec::new();
-    let mut keep = |_request: usize, _draft: usize, row: &[f32]| logits.extend_from_slice(row);
-    let request = DraftRequest { seq: 0, ids, prediction: &[], n: args.n };
-    let drafts = drafter.propose_with_logits(&[request], &mut keep).map_err(Error::from)?;
-    Ok(Proposal { ids: drafts.concat(), logits })
+    propose(&mut drafter, ids, args.n)
 }
 
-/// Evaluates all of `ids` but the last one with the model, and lets the heads propose `n` tokens.
-fn propose(
-    model: &Model,
-    pass: &mut dyn BackendPass,
-    drafter: &mut HeadDrafter,
-    ids: &[u32],
-    n: usize,
-) -> Result<Proposal, CliError> {
+/// Evaluates all of `ids` but the last one with the model, and lets the drafter observe them.
+fn observe(model: &Model, pass: &mut dyn BackendPass, drafter: &mut dyn Drafter, ids: &[u32]) -> Result<(), CliError> {
     let evaluated = &ids[..ids.len() - 1];
     let progress = ProgressLine::steps("evaluating", evaluated.len() as u64).watched(model.spec().n_layer());
     let before = drafter.reads_hidden().to_vec();
@@ -142,15 +147,16 @@ fn propose(
         drafter.observe(Evaluated { seq: 0, first, ids: chunk, hidden: &hidden }).map_err(Error::from)?;
         progress.set(pass.position() as u64);
     }
+    Ok(())
+}
+
+/// Lets the drafter propose `n` tokens after `ids`.
+fn propose(drafter: &mut dyn Drafter, ids: &[u32], n: usize) -> Result<Proposal, CliError> {
     let mut logits = Vec::new();
     let mut keep = |_request: usize, _draft: usize, row: &[f32]| logits.extend_from_slice(row);
-    let drafts = drafter
-        .propose_with_logits(&[DraftRequest { seq: 0, ids, prediction: &[], n }], &mut keep)
-        .map_err(Error::from)?;
-    if !logits.iter().any(|logit| logit.is_finite()) {
-        return Err(Error::NoNumbers.into());
-    }
-    Ok(Proposal { ids: drafts.concat(), logits })
+    let request = DraftRequest { seq: 0, ids, prediction: &[], n };
+    let drafts = drafter.propose_with_logits(&[request], &mut keep).map_err(Error::from)?;
+    Ok(Proposal { ids: drafts.into_iter().flat_map(|draft| draft.ids).collect(), logits })
 }
 
 /// Prints the drafts.

@@ -161,7 +161,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let sampling = args.sampling.options(&model)?;
     loading.weigh(model.gguf().tensor_bytes());
     let options = args.engine.options(&model);
-    let draft = args.speculation.draft_model(&model_args)?;
+    let draft = args.speculation.draft_file(&model_args)?;
     let SpeculativePass { pass, drafter } = args.speculation.open(&model, draft.as_ref(), &options)?;
     let mut generator = Generator::with_pass(&model, pass, sampling)?;
     generator.set_drafter(drafter, args.speculation.depth());

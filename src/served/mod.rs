@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::scheduler::{SchedulerOptions, StartError};
-use metal_attention::speculation::SpeculativePass;
+use metal_attention::speculation::{DraftFile, SpeculativePass};
 use metal_attention::{EngineOptions, Model, PictureEncoder, Watch};
 use metal_attention_server::http::{LoadError, LoadedModel, ModelCard, ModelSource, Placement, SourceError};
 
@@ -150,7 +150,7 @@ impl ServedModel {
         // The context may take the memory that is left, so that the encoder comes first.
         let encoder = self.picture_encoder(&model, engines.first(), placement)?;
         let speculation = &self.setup.speculation;
-        let draft = speculation.draft_model(&self.args)?;
+        let draft = speculation.draft_file(&self.args)?;
         let passes = engines.iter().map(|engine| forward_pass(&model, engine, placement, speculation, draft.as_ref()));
         let passes = passes.collect::<Result<Vec<_>, _>>()?;
         drop(shown);
@@ -262,7 +262,7 @@ fn forward_pass(
     engine: &EngineOptions,
     placement: &Placement,
     speculation: &SpeculationArgs,
-    draft: Option<&Model>,
+    draft: Option<&DraftFile>,
 ) -> Result<SpeculativePass, metal_attention::Error> {
     let placed = memory::placed(engine, placement);
     speculation.open(model, draft, &placed).or_else(|error| {

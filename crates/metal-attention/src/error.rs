@@ -8,7 +8,7 @@ use metal_attention_tokenizer::TokenizerError;
 
 use crate::backends::{GpuError, GpuErrorKind};
 use crate::sampling::SamplingError;
-use crate::speculation::DraftModelError;
+use crate::speculation::{DraftFileError, DraftModelError};
 use crate::{Device, RerankError};
 
 /// Message of [`Error::NoNumbers`], and of the scheduler's error of that name.
@@ -44,6 +44,9 @@ pub enum Error {
     /// A model cannot draft for another one.
     #[error(transparent)]
     DraftModel(#[from] DraftModelError),
+    /// A draft file cannot be used.
+    #[error(transparent)]
+    DraftFile(#[from] DraftFileError),
     /// The model has no prediction heads.
     #[error(
         "the model's file has no prediction heads (multi-token prediction), so that they cannot propose tokens: use another \

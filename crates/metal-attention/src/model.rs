@@ -64,14 +64,18 @@ impl Model {
 
     /// [`open`](Self::open) with options.
     pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self, Error> {
-        let gguf = if options.in_memory {
-            GgufFile::read(path)
+        Self::from_gguf(Self::read_gguf(path, options)?, options)
+    }
+
+    /// Opens the file alone.
+    pub(crate) fn read_gguf(path: impl AsRef<Path>, options: &ModelOptions) -> Result<GgufFile, Error> {
+        Ok(if options.in_memory {
+            GgufFile::read(path)?
         } else {
             // SAFETY: the documentation of `open` passes the condition on to the caller. The function is safe all the same, as in
             // other programs that map large files: a model file that changes is of no use.
-            unsafe { GgufFile::map(path) }
-        };
-        Self::from_gguf(gguf?, options)
+            unsafe { GgufFile::map(path)? }
+        })
     }
 
     /// The built-in model: `stories260K`, which writes short children's stories.

@@ -231,7 +231,7 @@ impl Args {
         let mut reports = Vec::new();
         for args in self.models.each() {
             let model = args.open()?;
-            let draft = self.speculation.draft_model(&args)?;
+            let draft = self.speculation.draft_file(&args)?;
             let open = |options: &EngineOptions| self.speculation.open(&model, draft.as_ref(), options);
             let n_threads = self.threads.first().copied();
             let options = EngineOptions { device: devices[0].clone(), n_threads, ..self.compute.options() };

@@ -206,7 +206,7 @@ pub fn talk(args: &ChatSetup, first: Option<String>) -> Result<(), CliError> {
     };
     loading.weigh(model.gguf().tensor_bytes());
     let engine = args.engine.options(&model);
-    let draft = args.speculation.draft_model(args.model)?;
+    let draft = args.speculation.draft_file(args.model)?;
     let SpeculativePass { pass, drafter } = args.speculation.open(&model, draft.as_ref(), &engine)?;
     let mut generator = Generator::with_pass(&model, pass, sampling.clone())?;
     generator.set_drafter(drafter, args.speculation.depth());

@@ -139,32 +139,6 @@ impl DraftModel {
         Self { pass, map, n_vocab: target.spec().n_vocab, options, sequences, copies }
     }
 
-    /// [`propose`](Drafter::propose), which also passes on the logits from which each draft is taken, `[n_vocab of the target]`:
-    /// negative infinity for the tokens that the draft model lacks.
-    ///
-    /// # Errors
-    /// As of [`propose`](Drafter::propose).
-    pub fn propose_with_logits(
-        &mut self,
-        requests: &[DraftRequest<'_>],
-        logits: DraftLogits<'_>,
-    ) -> Result<Vec<Vec<u32>>, ForwardError> {
-        let proposals = self.draft(requests, OutputKind::Logits)?;
-        let mut row = vec![f32::NEG_INFINITY; self.n_vocab];
-        for (request, drafts) in proposals.iter().enumerate() {
-            for (draft, (_, choice)) in drafts.iter().enumerate() {
-                row.fill(f32::NEG_INFINITY);
-                for (token, &logit) in (0..).zip(&choice.logits) {
-                    if let Some(place) = self.map.to_target(token).and_then(|id| row.get_mut(id as usize)) {
-                        *place = place.max(logit);
-                    }
-                }
-                logits(request, draft, &row);
-            }
-        }
-        Ok(ids(proposals))
-    }
-
     /// The drafts for each request with what the draft model chose, from results of kind `kind`.
     fn draft(
         &mut self,
@@ -277,8 +251,28 @@ impl Drafter for DraftModel {
             None => OutputKind::Ids,
             Some(_) => OutputKind::TopK(N_CANDIDATES),
         };
-        let drafts = ids(self.draft(requests, kind)?);
-        Ok(drafts.into_iter().map(|ids| Draft { ids, confidence: Vec::new() }).collect())
+        Ok(ids(self.draft(requests, kind)?))
+    }
+
+    fn propose_with_logits(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        logits: DraftLogits<'_>,
+    ) -> Result<Vec<Draft>, ForwardError> {
+        let proposals = self.draft(requests, OutputKind::Logits)?;
+        let mut row = vec![f32::NEG_INFINITY; self.n_vocab];
+        for (request, drafts) in proposals.iter().enumerate() {
+            for (draft, (_, choice)) in drafts.iter().enumerate() {
+                row.fill(f32::NEG_INFINITY);
+                for (token, &logit) in (0..).zip(&choice.logits) {
+                    if let Some(place) = self.map.to_target(token).and_then(|id| row.get_mut(id as usize)) {
+                        *place = place.max(logit);
+                    }
+                }
+                logits(request, draft, &row);
+            }
+        }
+        Ok(ids(proposals))
     }
 
     fn forget(&mut self, seq: usize) {
@@ -317,8 +311,9 @@ impl DraftSequence {
 }
 
 /// The target's tokens of all proposals.
-fn ids(proposals: Vec<Vec<(u32, Choice)>>) -> Vec<Vec<u32>> {
-    proposals.into_iter().map(|drafts| drafts.into_iter().map(|(id, _)| id).collect()).collect()
+fn ids(proposals: Vec<Vec<(u32, Choice)>>) -> Vec<Draft> {
+    let ids = |drafts: Vec<(u32, Choice)>| drafts.into_iter().map(|(id, _)| id).collect();
+    proposals.into_iter().map(|drafts| Draft { ids: ids(drafts), confidence: Vec::new() }).collect()
 }
 
 /// Whether a model has recurrent layers.

@@ -47,6 +47,10 @@ pub struct Evaluated<'a> {
     pub hidden: &'a [&'a [f32]],
 }
 
+/// Receives the logits from which a draft is taken: the index of the request, the index of the draft, and the row, `[n_vocab]` of the
+/// target.
+pub type DraftLogits<'a> = &'a mut dyn FnMut(usize, usize, &[f32]);
+
 /// Proposes tokens that may follow sequences.
 ///
 /// A drafter compares the ids of a request with those of the last request for the same sequence, and drops what it keeps
@@ -87,6 +91,20 @@ pub trait Drafter: Send {
     /// # Errors
     /// The drafter's model failed. The sequences go on without drafts.
     fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Draft>, ForwardError>;
+
+    /// [`propose`](Self::propose), which also passes on the logits from which each draft is taken, negative infinity for tokens of the
+    /// target that the drafter lacks. A drafter without logits passes on none.
+    ///
+    /// # Errors
+    /// As of [`propose`](Self::propose).
+    fn propose_with_logits(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        logits: DraftLogits<'_>,
+    ) -> Result<Vec<Draft>, ForwardError> {
+        let _ = logits;
+        self.propose(requests)
+    }
 
     /// Bytes that it holds.
     fn memory_use(&self) -> MemoryUse;

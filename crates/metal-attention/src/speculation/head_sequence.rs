@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use metal_attention_model::HeadUse;
+
 /// Rows that are kept although all heads have read them: sequences are mostly cut back by a few drafts.
 const N_KEPT: usize = 64;
 
@@ -16,6 +18,8 @@ pub(super) struct HeadSequence {
     states: Vec<f32>,
     first_state: usize,
     n_embd: usize,
+    /// The first position that heads read: 1 if they read no token without a state before it, else 0.
+    first_read: usize,
     /// What each head has read with the target's states.
     read: Vec<Read>,
     /// The state in the place of one that does not exist, or is not known.
@@ -30,10 +34,14 @@ struct Read {
 }
 
 impl HeadSequence {
-    /// An empty sequence.
-    pub(super) fn new(n_head: usize, n_embd: usize) -> Self {
+    /// An empty sequence of a target for `n_head` heads, which propose drafts as `heads` says, with states of `n_embd` elements.
+    pub(super) fn new(heads: HeadUse, n_head: usize, n_embd: usize) -> Self {
+        let first_read = match heads {
+            HeadUse::Repeated | HeadUse::Chained => 0,
+            HeadUse::Eagle => 1,
+        };
         let (read, zero) = (vec![Read::default(); n_head], vec![0.0; n_embd]);
-        Self { ids: Vec::new(), states: Vec::new(), first_state: 0, n_embd, read, zero }
+        Self { ids: Vec::new(), states: Vec::new(), first_state: 0, n_embd, first_read, read, zero }
     }
 
     /// Bytes of the states and tokens.
@@ -105,18 +113,18 @@ impl HeadSequence {
     /// Whether a head that begins at position `start` and has read as far as `next` can go on: at most one state is missing, that of
     /// the last position before a cut.
     pub(super) fn can_continue(&self, start: usize, next: usize) -> bool {
-        self.knows_state_before(next) && (next > 0 || self.first_state == 0)
+        next >= self.first_read && self.knows_state_before(next) && (next > 0 || self.first_state == 0)
             || (next > start && next == self.first_state)
     }
 
-    /// The first position before which the state is known, or is zero.
+    /// The first position that heads read before which the state is known, or is zero.
     pub(super) fn first_known(&self) -> usize {
-        if self.first_state == 0 { 0 } else { self.first_state + 1 }
+        if self.first_state == 0 { self.first_read } else { self.first_state + 1 }
     }
 
-    /// Whether the state before `position` is known.
+    /// Whether the state before `position` is known; that before position 0 is zero, or there is none.
     fn knows_state_before(&self, position: usize) -> bool {
-        position == 0 || (self.first_state < position && position <= self.ids.len())
+        position == 0 && self.first_read == 0 || (self.first_state < position && position <= self.ids.len())
     }
 
     /// The target's state of the position before `position`, `[n_embd]`; zeros at position 0, and where it is not known.

@@ -1,31 +1,44 @@
-//! [`HeadDrafter`]: drafts of the prediction heads (multi-token prediction) in a model's own file.
+//! [`HeadDrafter`]: drafts of models that read states of the target: the prediction heads (multi-token prediction) in a model's own
+//! file, and EAGLE-3.
 //!
 //! A head is a model of one layer with a KV cache of its own. At position `p` it reads the token there and a state of position
 //! `p - 1`: that of the target model, as far as the target has evaluated the sequence; after that a head's own. The target's
 //! states come from [`observe`](Drafter::observe). A proposal cuts the head's cache back to the tokens that it has read with
 //! the target's states, reads those that were added since, and then its drafts, one after another; all sequences in one batch.
+//!
+//! EAGLE-3 does the same: it counts the position of a state, and the token behind it, as one, so that its position `p` is position
+//! `p + 1` here. Its states are projections of several rows of the target, and its rows of logits may be those of some tokens alone.
 
 use metal_attention_model::{
-    Batch, BatchToken, ForwardError, ForwardPass, HeadUse, HiddenRequest, MemoryUse, OutputKind, Outputs, TracedTokens,
-    argmax,
+    Batch, BatchToken, ForwardError, ForwardPass, HeadUse, HiddenRequest, MemoryUse, ModelSpec, OutputKind, Outputs,
+    TracedTokens, argmax,
 };
 
 use super::head_sequence::HeadSequence;
-use super::{Draft, DraftRequest, Drafter, Evaluated};
+use super::{Draft, DraftLogits, DraftRequest, Drafter, Evaluated, StateProjection};
 use crate::backends::BackendPass;
 use crate::{EngineOptions, Error, Model};
 
-/// Receives the logits from which a draft is taken: the index of the request, the index of the draft, and the row, `[n_vocab]`.
-pub type DraftLogits<'a> = &'a mut dyn FnMut(usize, usize, &[f32]);
+/// The tokens that a drafter proposes, where they are not all of the target's.
+pub struct DraftTokens {
+    /// The target's id for each row of the drafter's logits.
+    pub ids: Vec<u32>,
+    /// Size of the target's vocabulary; all ids are below it.
+    pub n_vocab: usize,
+}
 
-/// Proposes drafts with the prediction heads of a model's file.
+/// Proposes drafts with the prediction heads of a model's file, or with EAGLE-3.
 pub struct HeadDrafter {
     /// The heads, in the order of their drafts; at least one.
     heads: Vec<Box<dyn ForwardPass>>,
     /// How they propose drafts together.
     heads_use: HeadUse,
-    /// The hidden rows of the target that are their states.
-    reads: [usize; 1],
+    /// The hidden rows of the target that are read.
+    reads: Vec<usize>,
+    /// Makes the states of these rows; `None`: a row is a state.
+    projection: Option<StateProjection>,
+    /// The target's tokens for the rows of the logits; `None`: all tokens, in order.
+    tokens: Option<DraftTokens>,
     /// Width of a state.
     n_embd: usize,
     /// What is known of each sequence of the target.
@@ -47,14 +60,50 @@ impl HeadDrafter {
     /// A drafter of these heads, in the order of their drafts, for a target with `n_layer` layers. `None` if there are no heads,
     /// or one of them is not a prediction head.
     pub fn new(heads: Vec<Box<dyn ForwardPass>>, n_layer: usize) -> Option<Self> {
-        let first = heads.first()?.spec();
-        let (heads_use, n_embd) = (first.embedding.state?.heads()?, first.n_embd);
-        if heads.iter().any(|head| head.spec().embedding.state.is_none() || head.spec().n_embd != n_embd) {
+        let heads_use = heads.first()?.spec().embedding.state?.heads()?;
+        match heads_use {
+            HeadUse::Repeated | HeadUse::Chained => {}
+            // Its states are not rows of the target.
+            HeadUse::Eagle => return None,
+        }
+        Self::over(heads, heads_use, vec![heads_use.state_before(n_layer)], None, None)
+    }
+
+    /// EAGLE-3 over a forward pass of its layer, with its states from `projection`. `tokens`: those that it proposes. `None` if `layer`
+    /// is no such model, the projection has another width, or the tokens are not as many as its logits.
+    pub fn eagle3(
+        layer: Box<dyn ForwardPass>,
+        projection: StateProjection,
+        tokens: Option<DraftTokens>,
+    ) -> Option<Self> {
+        let spec = layer.spec();
+        let fits = tokens.as_ref().is_none_or(|tokens| {
+            tokens.ids.len() == spec.n_vocab && tokens.ids.iter().all(|&id| (id as usize) < tokens.n_vocab)
+        });
+        if spec.embedding.state?.heads()? != HeadUse::Eagle || projection.n_embd() != spec.n_embd || !fits {
+            return None;
+        }
+        let reads = projection.reads().to_vec();
+        Self::over(vec![layer], HeadUse::Eagle, reads, Some(projection), tokens)
+    }
+
+    fn over(
+        heads: Vec<Box<dyn ForwardPass>>,
+        heads_use: HeadUse,
+        reads: Vec<usize>,
+        projection: Option<StateProjection>,
+        tokens: Option<DraftTokens>,
+    ) -> Option<Self> {
+        let n_embd = heads.first()?.spec().n_embd;
+        let is_alike = |spec: &ModelSpec| {
+            spec.n_embd == n_embd && spec.embedding.state.and_then(|state| state.heads()) == Some(heads_use)
+        };
+        if !heads.iter().all(|head| is_alike(head.spec())) {
             return None;
         }
         let n_seq = heads.iter().map(|head| head.n_seq()).min()?;
-        let sequences = (0..n_seq).map(|_| HeadSequence::new(heads.len(), n_embd)).collect();
-        Some(Self { heads, heads_use, reads: [heads_use.state_before(n_layer)], n_embd, sequences })
+        let sequences = (0..n_seq).map(|_| HeadSequence::new(heads_use, heads.len(), n_embd)).collect();
+        Some(Self { heads, heads_use, reads, projection, tokens, n_embd, sequences })
     }
 
     /// The most drafts that it proposes for a sequence; `None` if there is no limit.
@@ -65,23 +114,11 @@ impl HeadDrafter {
         }
     }
 
-    /// [`propose`](Drafter::propose), which also passes on the logits from which each draft is taken.
-    ///
-    /// # Errors
-    /// As of [`propose`](Drafter::propose).
-    pub fn propose_with_logits(
-        &mut self,
-        requests: &[DraftRequest<'_>],
-        logits: DraftLogits<'_>,
-    ) -> Result<Vec<Vec<u32>>, ForwardError> {
-        self.propose_to(requests, Some(logits))
-    }
-
     fn propose_to(
         &mut self,
         requests: &[DraftRequest<'_>],
         mut logits: Option<DraftLogits<'_>>,
-    ) -> Result<Vec<Vec<u32>>, ForwardError> {
+    ) -> Result<Vec<Draft>, ForwardError> {
         let mut drafts: Vec<Vec<u32>> = requests.iter().map(|_| Vec::new()).collect();
         // The state of each request's last position: at first the target's, which is among the states of its sequence.
         let mut states: Vec<Vec<f32>> = requests.iter().map(|_| Vec::new()).collect();
@@ -92,7 +129,9 @@ impl HeadDrafter {
             for &r in &open {
                 let DraftRequest { seq, ids, prediction: _, n: _ } = requests[r];
                 match (self.heads_use, drafts[r].last()) {
-                    (HeadUse::Repeated | HeadUse::Eagle, Some(&id)) => batch.push(id, seq, self.heads[head].n_past(seq), &states[r]),
+                    (HeadUse::Repeated | HeadUse::Eagle, Some(&id)) => {
+                        batch.push(id, seq, self.heads[head].n_past(seq), &states[r])
+                    }
                     (HeadUse::Repeated | HeadUse::Eagle | HeadUse::Chained, _) => {
                         let next = self.read_accepted(head, seq, ids, &mut batch);
                         let rows = states[r].chunks_exact(self.n_embd);
@@ -107,9 +146,14 @@ impl HeadDrafter {
             let n_vocab = self.heads[head].spec().n_vocab;
             for ((row, &r), state) in open.iter().enumerate().zip(new_states.chunks_exact(self.n_embd)) {
                 if let (Some(pass_on), Scores::Logits(all)) = (&mut logits, &scores) {
-                    pass_on(r, step, &all[row * n_vocab..][..n_vocab]);
+                    let row = &all[row * n_vocab..][..n_vocab];
+                    match &self.tokens {
+                        None => pass_on(r, step, row),
+                        Some(tokens) => pass_on(r, step, &tokens.logits_of_target(row)),
+                    }
                 }
-                drafts[r].push(scores.id(row, n_vocab));
+                let id = scores.id(row, n_vocab);
+                drafts[r].push(self.tokens.as_ref().map_or(id, |tokens| tokens.ids[id as usize]));
                 match self.heads_use {
                     HeadUse::Repeated | HeadUse::Eagle => state.clone_into(&mut states[r]),
                     // Each head reads the states of all heads before it.
@@ -117,7 +161,7 @@ impl HeadDrafter {
                 }
             }
         }
-        Ok(drafts)
+        Ok(drafts.into_iter().map(|ids| Draft { ids, confidence: Vec::new() }).collect())
     }
 
     /// The head that proposes draft `i`.
@@ -213,7 +257,10 @@ impl HeadDrafter {
 
 impl Drafter for HeadDrafter {
     fn name(&self) -> &'static str {
-        "mtp"
+        match self.heads_use {
+            HeadUse::Repeated | HeadUse::Chained => "mtp",
+            HeadUse::Eagle => "eagle3",
+        }
     }
 
     fn reads_hidden(&self) -> &[usize] {
@@ -224,7 +271,14 @@ impl Drafter for HeadDrafter {
         let Evaluated { seq, first, ids, hidden } = evaluated;
         let n_seq = self.sequences.len();
         let sequence = self.sequences.get_mut(seq).ok_or(ForwardError::SequenceOutOfRange { seq, n_seq })?;
-        let states = hidden.first().copied().unwrap_or_default();
+        let projected;
+        let states = match &mut self.projection {
+            None => hidden.first().copied().unwrap_or_default(),
+            Some(projection) => {
+                projected = projection.project(ids.len(), hidden)?;
+                &projected[..]
+            }
+        };
         let expected = ids.len() * self.n_embd;
         if states.len() != expected {
             return Err(ForwardError::WrongStates { found: states.len(), expected });
@@ -235,7 +289,7 @@ impl Drafter for HeadDrafter {
 
     fn forget(&mut self, seq: usize) {
         if let Some(sequence) = self.sequences.get_mut(seq) {
-            *sequence = HeadSequence::new(self.heads.len(), self.n_embd);
+            *sequence = HeadSequence::new(self.heads_use, self.heads.len(), self.n_embd);
             for head in &mut self.heads {
                 head.rewind(seq, 0);
             }
@@ -243,19 +297,40 @@ impl Drafter for HeadDrafter {
     }
 
     fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Draft>, ForwardError> {
-        let drafts = self.propose_to(requests, None)?;
-        Ok(drafts.into_iter().map(|ids| Draft { ids, confidence: Vec::new() }).collect())
+        self.propose_to(requests, None)
+    }
+
+    fn propose_with_logits(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        logits: DraftLogits<'_>,
+    ) -> Result<Vec<Draft>, ForwardError> {
+        self.propose_to(requests, Some(logits))
     }
 
     fn memory_use(&self) -> MemoryUse {
         let mut sum = MemoryUse::default();
-        for memory in self.heads.iter().map(|head| head.memory_use()) {
+        let of_heads = self.heads.iter().map(|head| head.memory_use());
+        for memory in of_heads.chain(self.projection.iter().map(StateProjection::memory_use)) {
             sum.weights += memory.weights;
             sum.kv_cache += memory.kv_cache;
             sum.scratch += memory.scratch;
         }
-        sum.scratch += self.sequences.iter().map(HeadSequence::bytes).sum::<usize>() as u64;
+        let of_sequences: usize = self.sequences.iter().map(HeadSequence::bytes).sum();
+        let of_tokens = self.tokens.as_ref().map_or(0, |tokens| size_of_val(&tokens.ids[..]));
+        sum.scratch += (of_sequences + of_tokens) as u64;
         sum
+    }
+}
+
+impl DraftTokens {
+    /// The drafter's logits `row` as those of all of the target's tokens, `[n_vocab]`: negative infinity for the others.
+    fn logits_of_target(&self, row: &[f32]) -> Vec<f32> {
+        let mut all = vec![f32::NEG_INFINITY; self.n_vocab];
+        for (&id, &logit) in self.ids.iter().zip(row) {
+            all[id as usize] = logit;
+        }
+        all
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod confidence;
 mod costs;
+mod draft_file;
 mod draft_model;
 mod drafter;
 mod head_sequence;
@@ -23,9 +24,10 @@ mod speculator;
 mod token_map;
 
 use costs::StepCosts;
+pub use draft_file::{DraftFile, DraftFileError};
 pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions};
-pub use drafter::{Draft, DraftRequest, Drafter, Evaluated};
-pub use heads::{DraftLogits, HeadDrafter};
+pub use drafter::{Draft, DraftLogits, DraftRequest, Drafter, Evaluated};
+pub use heads::{DraftTokens, HeadDrafter};
 pub use ngram::NgramDrafter;
 pub use options::{DraftDepth, DrafterKind, MAX_DRAFTS, Speculation, UnknownDrafter};
 pub use pass::SpeculativePass;

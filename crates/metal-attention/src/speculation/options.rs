@@ -49,13 +49,22 @@ pub enum DrafterKind {
     Ngram,
     /// The prediction heads (multi-token prediction) in the model's file.
     Mtp,
-    /// The best that the model has: its prediction heads, or else n-grams.
+    /// Another model, in a draft file.
+    Draft,
+    /// EAGLE-3, in a draft file.
+    Eagle3,
+    /// DFlash, in a draft file.
+    DFlash,
+    /// The drafter of Gemma 4, in a draft file.
+    Gemma4Assistant,
+    /// That of the draft file, if there is one; else the best that the model has: its prediction heads, or else n-grams.
     Auto,
 }
 
 impl DrafterKind {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Off, Self::Ngram, Self::Mtp, Self::Auto];
+    pub const ALL: [Self; 8] =
+        [Self::Off, Self::Ngram, Self::Mtp, Self::Draft, Self::Eagle3, Self::DFlash, Self::Gemma4Assistant, Self::Auto];
 
     /// Its name, as in `--spec ngram`.
     pub fn name(self) -> &'static str {
@@ -63,6 +72,10 @@ impl DrafterKind {
             Self::Off => "off",
             Self::Ngram => "ngram",
             Self::Mtp => "mtp",
+            Self::Draft => "draft",
+            Self::Eagle3 => "eagle3",
+            Self::DFlash => "dflash",
+            Self::Gemma4Assistant => "gemma4-assistant",
             Self::Auto => "auto",
         }
     }
@@ -99,6 +112,10 @@ mod tests {
             assert_eq!(kind.name().parse(), Ok(kind));
         }
         let error = "mtb".parse::<DrafterKind>().unwrap_err().to_string();
-        assert_eq!(error, "there is no drafter \"mtb\"; choose one of off, ngram, mtp, auto");
+        assert_eq!(
+            error,
+            "there is no drafter \"mtb\"; choose one of off, ngram, mtp, draft, eagle3, dflash, \
+             gemma4-assistant, auto"
+        );
     }
 }

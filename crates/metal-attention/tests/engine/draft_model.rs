@@ -92,7 +92,7 @@ fn scored(drafter: &mut DraftModel, ids: &[u32], n: usize) -> (Vec<u32>, Vec<Vec
         logits.push(row.to_vec());
     };
     let drafts = drafter.propose_with_logits(&[DraftRequest { seq: 0, ids, prediction: &[], n }], &mut keep).unwrap();
-    (drafts.concat(), logits)
+    (drafts.into_iter().flat_map(|draft| draft.ids).collect(), logits)
 }
 
 fn propose(drafter: &mut DraftModel, seq: usize, ids: &[u32], n: usize) -> Vec<u32> {

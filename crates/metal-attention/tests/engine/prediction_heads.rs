@@ -101,7 +101,7 @@ impl Pair {
             logits[request].push(row.to_vec());
         };
         let drafts = self.drafter.propose_with_logits(requests, &mut keep).unwrap();
-        (drafts, logits)
+        (drafts.into_iter().map(|draft| draft.ids).collect(), logits)
     }
 }
 
