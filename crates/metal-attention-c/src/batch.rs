@@ -70,14 +70,13 @@ pub unsafe extern "C" fn ma_batch_new(
         // SAFETY: as the caller promises.
         let (out, model) = unsafe { (Out::new(batch, "batch")?, reference(model, "model")?) };
         // SAFETY: as the caller promises.
-        let (engine, speculation) =
-            unsafe { (ContextOptions::engine_of(options)?, ContextOptions::speculation_of(options)?) };
+        let (engine, drafts) = unsafe { (ContextOptions::engine_of(options)?, ContextOptions::drafts_of(options)?) };
         let model = model.inner.clone();
         // The queue is unlimited: sequences wait for a slot and are never refused.
-        let options =
-            SchedulerOptions { n_parallel, n_queue: usize::MAX, draft_depth: speculation.depth, ..Default::default() };
+        let draft_depth = drafts.speculation.depth;
+        let options = SchedulerOptions { n_parallel, n_queue: usize::MAX, draft_depth, ..Default::default() };
         let engine = options.engine(&model, &engine);
-        let SpeculativePass { pass, drafter } = SpeculativePass::new(&model, &engine, speculation)?;
+        let SpeculativePass { pass, drafter } = drafts.pass(&model, &engine)?;
         let parts = SchedulerParts { drafter, ..Default::default() };
         let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts)?;
         out.set(Box::into_raw(Box::new(Batch {

@@ -3,8 +3,8 @@
 use std::ffi::c_char;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use metal_attention::speculation::{DrafterKind, Speculation, UnknownDrafter};
-use metal_attention::{Device, EngineOptions, Generator, Watch};
+use metal_attention::speculation::{DraftFile, DrafterKind, Speculation, SpeculativePass, UnknownDrafter};
+use metal_attention::{Device, EngineOptions, Generator, ModelOptions, Watch};
 
 use crate::model::{MA_NUL_TERMINATED, Model};
 use crate::pointers::{Out, check_struct, free, options, reference, text};
@@ -61,8 +61,33 @@ pub struct ContextOptions {
     /// Not 0: compute in F32 throughout, which is slower and more exact.
     pub exact: i32,
     /// The drafter, which proposes tokens so that a decode step may give several: "off" (none), "ngram" (tokens that followed the
-    /// same ones earlier), "auto". Null: "auto", the best that the model has. The text does not depend on it.
+    /// same ones earlier), "mtp" (the prediction heads in the model's file), "draft" or "eagle3" (what `model_draft` has), "auto". Null:
+    /// "auto", that of `model_draft`, or else the best that the model has. The text does not depend on it.
     pub drafter: *const c_char,
+    /// The GGUF file of a smaller model that proposes tokens, or of a drafter made for the model (EAGLE-3); not null: with a NUL at its
+    /// end. Null: none.
+    pub model_draft: *const c_char,
+}
+
+/// Which drafter proposes tokens.
+pub(crate) struct Drafts {
+    pub(crate) speculation: Speculation,
+    /// The file that has it; `None`: the model's own file.
+    file: Option<DraftFile>,
+}
+
+impl Drafts {
+    /// Sets up a forward pass of `model` with the drafter.
+    pub(crate) fn pass(
+        &self,
+        model: &metal_attention::Model,
+        engine: &EngineOptions,
+    ) -> Result<SpeculativePass, metal_attention::Error> {
+        match &self.file {
+            None => SpeculativePass::new(model, engine, self.speculation),
+            Some(file) => SpeculativePass::with_draft_file(model, file, engine, self.speculation, None),
+        }
+    }
 }
 
 impl ContextOptions {
@@ -70,7 +95,7 @@ impl ContextOptions {
     fn new() -> Self {
         let size = size_of::<Self>();
         let null = std::ptr::null();
-        Self { size, device: null, n_ctx: 0, n_threads: 0, n_ubatch: 0, exact: 0, drafter: null }
+        Self { size, device: null, n_ctx: 0, n_threads: 0, n_ubatch: 0, exact: 0, drafter: null, model_draft: null }
     }
 
     /// The engine's options for `options`; a null pointer stands for the defaults.
@@ -84,14 +109,15 @@ impl ContextOptions {
         unsafe { options.unwrap_or(&Self::new()).engine() }
     }
 
-    /// The options of speculation for `options`; a null pointer stands for the defaults.
+    /// The options of drafts for `options`; a null pointer stands for the defaults.
     ///
     /// # Safety
-    /// `options` is null or points to options whose `drafter` is null or ends with a NUL.
-    pub(crate) unsafe fn speculation_of(options: *const Self) -> Result<Speculation, Failure> {
+    /// `options` is null or points to options whose `drafter` and `model_draft` are null or end with a NUL.
+    pub(crate) unsafe fn drafts_of(options: *const Self) -> Result<Drafts, Failure> {
         // SAFETY: as the caller promises.
         let options = unsafe { crate::context::options(options, "context_options") }?;
-        let drafter = match options.map(|options| options.drafter).filter(|drafter| !drafter.is_null()) {
+        let given = |pointer: fn(&Self) -> *const c_char| options.map(pointer).filter(|pointer| !pointer.is_null());
+        let drafter = match given(|options| options.drafter) {
             None => DrafterKind::Auto,
             Some(drafter) => {
                 // SAFETY: it ends with a NUL.
@@ -99,7 +125,15 @@ impl ContextOptions {
                 name.parse().map_err(|why: UnknownDrafter| Failure::argument(format!("drafter: {why}")))?
             }
         };
-        Ok(Speculation { drafter, ..Default::default() })
+        let file = match given(|options| options.model_draft) {
+            None => None,
+            Some(path) => {
+                // SAFETY: it ends with a NUL.
+                let path = unsafe { text(path, MA_NUL_TERMINATED, "model_draft") }?;
+                Some(DraftFile::open(path, &ModelOptions::default())?)
+            }
+        };
+        Ok(Drafts { speculation: Speculation { drafter, ..Default::default() }, file })
     }
 
     /// The engine's options.
@@ -158,10 +192,11 @@ pub unsafe extern "C" fn ma_context_new(
         // SAFETY: as the caller promises.
         let (out, model) = unsafe { (Out::new(context, "context")?, reference(model, "model")?) };
         // SAFETY: as the caller promises.
-        let (engine, speculation) =
-            unsafe { (ContextOptions::engine_of(options)?, ContextOptions::speculation_of(options)?) };
+        let (engine, drafts) = unsafe { (ContextOptions::engine_of(options)?, ContextOptions::drafts_of(options)?) };
         let watch = engine.watch.clone();
-        let generator = Generator::with_speculation(&model.inner, &engine, model.inner.sampling(), speculation)?;
+        let SpeculativePass { pass, drafter } = drafts.pass(&model.inner, &engine)?;
+        let mut generator = Generator::with_pass(&model.inner, pass, model.inner.sampling())?;
+        generator.set_drafter(drafter, drafts.speculation.depth);
         out.set(Box::into_raw(Box::new(Context { generator: Mutex::new(generator), watch })));
         Ok(())
     })

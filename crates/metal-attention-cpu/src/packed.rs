@@ -205,6 +205,7 @@ fn layout(ty: TensorType) -> PanelLayout {
         TensorType::IQ2_XXS => return custom(70, codebooks::iq2_xxs),
         TensorType::IQ1_M => return custom(58, codebooks::iq1_m),
         TensorType::IQ1_S => return custom(50, codebooks::iq1_s),
+        TensorType::I64 => unreachable!("weights are no whole numbers, which loading checks"),
     };
     let fields: usize = tail.iter().map(|(_, width, count)| width * count).sum();
     PanelLayout::Blocks(BlockLayout {

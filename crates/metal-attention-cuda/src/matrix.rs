@@ -85,6 +85,7 @@ pub(crate) fn packing(ty: TensorType) -> Packing {
         TensorType::TQ1_0 => Packing::Codes(codes::tq1_0),
         TensorType::Q2_0 => Packing::Codes(codes::q2_0),
         TensorType::Q1_0 => Packing::Codes(codes::q1_0),
+        TensorType::I64 => unreachable!("weights are no whole numbers, which loading checks"),
     }
 }
 

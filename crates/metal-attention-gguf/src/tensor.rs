@@ -134,6 +134,11 @@ impl Tensor {
         self.numbers(TensorType::BF16)
     }
 
+    /// The numbers in place, `None` when the type is not I64.
+    pub fn as_i64(&self) -> Option<&[i64]> {
+        self.numbers(TensorType::I64)
+    }
+
     /// The numbers in place, `None` when the type is not `ty`. The cast cannot fail: tensors start at multiples of at least 8
     /// bytes, and rows at multiples of a number's size.
     fn numbers<T: bytemuck::Pod>(&self, ty: TensorType) -> Option<&[T]> {

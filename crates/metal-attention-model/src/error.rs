@@ -203,6 +203,34 @@ pub enum ModelError {
         /// The supported names.
         supported: Vec<&'static str>,
     },
+    /// A drafter was made for another model.
+    #[error(
+        "this drafter was made for another model: its {key} is {found}, and the model has {expected}; use the drafter of this very model"
+    )]
+    OtherTarget {
+        /// The key of the drafter's file.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What would fit the model.
+        expected: String,
+    },
+    /// A drafter's map from its tokens to the model's is wrong.
+    #[error("the drafter's tensor `{name}` {why}: the file is damaged, or the drafter was made for another model")]
+    DraftTokens {
+        /// The tensor.
+        name: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A tensor of weights holds whole numbers.
+    #[error("the tensor `{name}` has the type {ty}, and whole numbers are no weights: convert the model again")]
+    TensorOfIntegers {
+        /// Its name.
+        name: String,
+        /// Its type.
+        ty: &'static str,
+    },
     /// A feature of a supported architecture is not implemented.
     #[error("{key} = {value}: {why}")]
     UnsupportedFeature {

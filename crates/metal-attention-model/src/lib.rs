@@ -6,6 +6,7 @@ mod batch_kind;
 mod cache_groups;
 mod cache_type;
 mod capacity;
+mod eagle3;
 mod error;
 mod feed_forward;
 mod forward;
@@ -33,6 +34,7 @@ mod wake;
 mod watch;
 mod weights;
 
+pub use architectures::Eagle3Spec;
 pub use attention::{
     AttentionGate, AttentionSpec, GateActivation, GateWidth, KvSource, LatentAttentionSpec, Mask, NormOver, Positions,
     QkNorm, QueryTemperature, alibi_slopes,
@@ -41,6 +43,7 @@ pub use batch_kind::{BatchKind, FewLimits};
 pub use cache_groups::{CacheGroup, CacheGroups, StateCapacity};
 pub use cache_type::CacheType;
 pub use capacity::{Capacity, DEFAULT_UBATCH, MemoryUse};
+pub use eagle3::Eagle3;
 pub use error::{ForwardError, ModelError};
 pub use feed_forward::{Activation, Dense, ExpertNorms, Experts, Router, RouterGroups, RouterScore, SharedExpert};
 pub use forward::{

@@ -32,7 +32,10 @@ impl LoadedModel {
     /// Errors: as of [`load`](Self::load); [`ModelError::FirstTensorShape`] if the vocabulary or the width of `first` is
     /// another one.
     pub fn load_beside(file: &GgufFile, first: &Self) -> Result<Self, ModelError> {
-        Self::from_source(ModelSpec::from_gguf(file)?, FileSource { file, first: Some(first.weights()) })
+        Self::from_source(
+            ModelSpec::from_gguf(file)?,
+            FileSource { file, first: Some(first.weights()), head_apart: false },
+        )
     }
 
     /// Loads the prediction heads (multi-token prediction) of `file`, each a model of its own, in the order of their drafts: see
@@ -47,7 +50,13 @@ impl LoadedModel {
 
     /// [`load`](Self::load) with another specification than that of the file's metadata.
     pub fn with_spec(file: &GgufFile, spec: ModelSpec) -> Result<Self, ModelError> {
-        Self::from_source(spec, FileSource { file, first: None })
+        Self::from_source(spec, FileSource { file, first: None, head_apart: false })
+    }
+
+    /// Loads a part of a drafter for `target` with this specification: an embedding table and an output head, each that `file` lacks,
+    /// are those of `target`. Errors: as of [`load_beside`](Self::load_beside).
+    pub(crate) fn of_drafter(file: &GgufFile, spec: ModelSpec, target: &Self) -> Result<Self, ModelError> {
+        Self::from_source(spec, FileSource { file, first: Some(target.weights()), head_apart: true })
     }
 
     /// Loads the model of `spec` from `source`.

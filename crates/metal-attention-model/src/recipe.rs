@@ -39,8 +39,8 @@ use crate::architectures::{QuantizationTraits, quantization_traits};
 
 use MatrixRole::{Down, Gate, Key, Output, Query, Up, Value as Values};
 use TensorType::{
-    BF16, F16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2_0,
-    Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
+    BF16, F16, F32, I64, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0,
+    Q2_0, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
 };
 
 /// A recipe: which tensor of a file gets which type.
@@ -327,7 +327,7 @@ impl Recipe {
                 IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS => true,
                 Q2_K => self.name == "Q2_K_S",
                 F32 | F16 | BF16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q3_K | Q4_K | Q5_K | Q6_K | IQ3_S | IQ4_NL
-                | IQ4_XS | TQ1_0 | TQ2_0 | Q1_0 | Q2_0 | MXFP4 | NVFP4 => false,
+                | IQ4_XS | TQ1_0 | TQ2_0 | Q1_0 | Q2_0 | MXFP4 | NVFP4 | I64 => false,
             }
     }
 
@@ -580,7 +580,7 @@ fn fitting(ty: TensorType, row_len: usize) -> TensorType {
         Q4_K => Q5_0,
         Q5_K => Q5_1,
         Q6_K => Q8_0,
-        F32 | F16 | BF16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | IQ4_NL | MXFP4 => F16,
+        F32 | F16 | BF16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | IQ4_NL | MXFP4 | I64 => F16,
     };
     if fits(smaller) { smaller } else { F16 }
 }

@@ -323,8 +323,10 @@ impl WeightSource for TensorList {
 pub(crate) struct FileSource<'f> {
     /// The file.
     pub(crate) file: &'f GgufFile,
-    /// The weights of a model whose embedding table and output head are read if the file lacks both, or its table.
+    /// The weights of a model whose embedding table and output head are read where the file lacks them.
     pub(crate) first: Option<&'f Weights>,
+    /// Whether the head of that model is read although the file has a table, so that the head is not tied to the table.
+    pub(crate) head_apart: bool,
 }
 
 impl FileSource<'_> {
@@ -336,6 +338,9 @@ impl FileSource<'_> {
         };
         match (self.file.tensor(name), presence) {
             (_, Presence::None) | (None, Presence::Optional) => Ok(None),
+            (Some(tensor), _) if tensor.ty().is_integer() => {
+                Err(ModelError::TensorOfIntegers { name: name.to_owned(), ty: tensor.ty().name() })
+            }
             (Some(tensor), _) if trimmed(tensor.shape()) == trimmed(shape) => Ok(Some(tensor.clone())),
             (Some(tensor), _) => Err(ModelError::TensorShape {
                 name: name.to_owned(),
@@ -350,7 +355,8 @@ impl FileSource<'_> {
 
     /// The first model's table or head, for the name of one that the file lacks.
     fn of_first(&self, name: &str, shape: MatrixShape) -> Result<Option<Linear>, ModelError> {
-        let Some(first) = self.first.filter(|_| !self.has("token_embd") && !self.has(name)) else { return Ok(None) };
+        let is_missing = !self.has(name) && (self.head_apart || !self.has("token_embd"));
+        let Some(first) = self.first.filter(|_| is_missing) else { return Ok(None) };
         let found = match name {
             "token_embd" => first.token_embd.as_ref(),
             "output" => first.output.as_ref(),

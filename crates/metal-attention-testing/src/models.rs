@@ -42,6 +42,12 @@ pub fn with_heads(name: &str) -> Vec<u8> {
     crate::unpacked(&format!("tests/data/heads/{name}"))
 }
 
+/// A target such as `eagle3.gguf`, or a drafter that reads its hidden rows, such as `eagle3-drafter.gguf`, of those in
+/// `tests/data/drafters`.
+pub fn with_drafters(name: &str) -> Vec<u8> {
+    crate::unpacked(&format!("tests/data/drafters/{name}"))
+}
+
 /// A target and two draft models for it, one of them with another vocabulary: the models of `draft-models.json`. Their weights are
 /// in the file, not generated.
 pub fn draft_models() -> &'static Files {

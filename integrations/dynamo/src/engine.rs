@@ -10,7 +10,7 @@ use dynamo_backend_common::{
 };
 use futures::stream::BoxStream;
 use metal_attention::scheduler::{Scheduler, SchedulerOptions, SchedulerParts};
-use metal_attention::speculation::{Speculation, SpeculativePass};
+use metal_attention::speculation::{DraftFile, Speculation, SpeculativePass};
 use metal_attention::{EngineOptions, Model};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -35,6 +35,8 @@ pub struct WorkerSetup {
     pub scheduler: SchedulerOptions,
     /// Which drafter proposes tokens.
     pub speculation: Speculation,
+    /// The file that has it; `None`: the model's own file.
+    pub draft: Option<DraftFile>,
     /// The time for running requests to finish at shutdown.
     pub grace: Duration,
     /// For tests: the time that each token takes at least.
@@ -88,8 +90,11 @@ fn replace(slot: &Mutex<Option<JoinHandle<()>>>, task: Option<JoinHandle<()>>) {
 
 /// Starts the scheduler. Returns it with the description that Dynamo registers.
 fn start(setup: &WorkerSetup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRegistration), DynamoError> {
-    let WorkerSetup { model, engine, scheduler: options, speculation, .. } = setup;
-    let pass = SpeculativePass::new(model, engine, *speculation);
+    let WorkerSetup { model, engine, scheduler: options, speculation, draft, .. } = setup;
+    let pass = match draft {
+        None => SpeculativePass::new(model, engine, *speculation),
+        Some(draft) => SpeculativePass::with_draft_file(model, draft, engine, *speculation, None),
+    };
     let SpeculativePass { pass, drafter } = pass.map_err(|why| error::unknown(why.to_string()))?;
     let pages = pass.cache_pages();
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);

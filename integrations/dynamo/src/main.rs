@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
 use metal_attention::scheduler::SchedulerOptions;
-use metal_attention::speculation::{DrafterKind, Speculation};
-use metal_attention::{Device, EngineOptions, Model};
+use metal_attention::speculation::{DraftFile, DrafterKind, Speculation};
+use metal_attention::{Device, EngineOptions, Model, ModelOptions};
 use metal_attention_dynamo::card::{self, ModelCardFolder};
 use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
 
@@ -64,9 +64,14 @@ struct Args {
     queue: usize,
 
     /// Which drafter proposes tokens, so that a decode step may give a text several: off, ngram (tokens that followed the same
-    /// ones earlier), or auto, the best that the model has. Texts do not depend on it
+    /// ones earlier), mtp (the prediction heads in the model's file), draft or eagle3 (what the file of --model-draft has), or auto,
+    /// that of --model-draft, or else the best that the model has. Texts do not depend on it
     #[arg(long, value_name = "DRAFTER", default_value = "auto")]
     spec: DrafterKind,
+
+    /// GGUF file of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3)
+    #[arg(long, value_name = "FILE")]
+    model_draft: Option<PathBuf>,
 
     /// For tests: milliseconds that each token takes at least
     #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]
@@ -100,6 +105,13 @@ impl Args {
             EngineOptions { device: self.device.clone(), n_ctx, n_threads: self.threads, ..EngineOptions::default() };
         let n_parallel = self.parallel;
         let speculation = Speculation { drafter: self.spec, ..Speculation::default() };
+        let draft = match &self.model_draft {
+            None => None,
+            Some(path) => {
+                let file = DraftFile::open(path, &ModelOptions::default());
+                Some(file.with_context(|| path.display().to_string())?)
+            }
+        };
         let scheduler = SchedulerOptions {
             n_parallel,
             n_queue: self.queue,
@@ -110,6 +122,7 @@ impl Args {
             engine: scheduler.engine(&model, &engine),
             scheduler,
             speculation,
+            draft,
             model: Arc::new(model),
             name: self.alias.clone().unwrap_or(stem),
             grace: grace(),

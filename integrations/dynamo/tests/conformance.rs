@@ -19,6 +19,7 @@ use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
 fn engine() -> WorkerEngine {
     WorkerEngine::new(WorkerSetup {
         speculation: Speculation { drafter: DrafterKind::Auto, ..Speculation::default() },
+        draft: None,
         model: Arc::new(Model::built_in().unwrap()),
         name: "stories".into(),
         engine: EngineOptions { device: Device::Cpu, n_ctx: Some(256), n_seq: 8, ..Default::default() },

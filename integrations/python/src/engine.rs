@@ -50,7 +50,7 @@ pub struct Engine {
 impl Engine {
     /// Loads a model. Ctrl-C ends the loading.
     #[new]
-    #[pyo3(signature = (model, *, mmproj, image_min_tokens, image_max_tokens, device, n_ranks, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, drafter, download))]
+    #[pyo3(signature = (model, *, mmproj, image_min_tokens, image_max_tokens, device, n_ranks, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, drafter, draft_model, download))]
     fn new(
         py: Python<'_>,
         model: Option<String>,
@@ -66,6 +66,7 @@ impl Engine {
         exact: bool,
         in_memory: bool,
         drafter: &str,
+        draft_model: Option<PathBuf>,
         download: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let device: Device = device.parse().map_err(|error| errors::of_model(&error))?;
@@ -84,8 +85,17 @@ impl Engine {
             ..Default::default()
         };
         let picture_tokens = TokenLimits { min: image_min_tokens, max: image_max_tokens };
-        let options =
-            LoadOptions { model, mmproj, picture_tokens, in_memory, engine, n_parallel, speculation, download };
+        let options = LoadOptions {
+            model,
+            mmproj,
+            picture_tokens,
+            in_memory,
+            engine,
+            n_parallel,
+            speculation,
+            draft_model,
+            download,
+        };
         let without_thread = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
         let threads = Threads::start().map_err(without_thread)?;
         let (answer, loaded) = tokio::sync::oneshot::channel();

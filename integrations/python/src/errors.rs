@@ -22,7 +22,9 @@ pub fn of_model(error: &Error) -> PyErr {
             ModelError::new_err(message)
         }
         // Of a picture, only the limits in tokens come here.
-        Error::Sampling(_) | Error::Picture(_) | Error::Cpu(CpuError::Option { .. }) => OptionError::new_err(message),
+        Error::Sampling(_) | Error::Picture(_) | Error::Cpu(CpuError::Option { .. }) | Error::DraftFile(_) => {
+            OptionError::new_err(message)
+        }
         Error::Cpu(_) | Error::Gpu(_) | Error::DeviceUnavailable { .. } | Error::UnknownDevice { .. } => {
             DeviceError::new_err(message)
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::{Scheduler, SchedulerOptions, SchedulerParts};
-use metal_attention::speculation::{Speculation, SpeculativePass};
+use metal_attention::speculation::{DraftFile, Speculation, SpeculativePass};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, TokenLimits, Watch};
 use metal_attention_chat::ChatTemplate;
@@ -35,6 +35,8 @@ pub struct LoadOptions {
     pub n_parallel: usize,
     /// Which drafter proposes tokens.
     pub speculation: Speculation,
+    /// The file that has it; `None`: the model's own file.
+    pub draft_model: Option<PathBuf>,
     /// A Python callback for downloads. It gets the file's name, the bytes so far, and all bytes.
     pub download: Option<Py<PyAny>>,
 }
@@ -62,7 +64,7 @@ pub struct LoadedModel {
 impl LoadOptions {
     /// Opens the model and starts its scheduler. Takes long: call it with Python detached.
     pub fn load(self) -> PyResult<(LoadedModel, Scheduler)> {
-        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, speculation, download } = self;
+        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, speculation, draft_model, download } = self;
         let watch = engine.watch.clone();
         let model = match model {
             None => Model::built_in(),
@@ -87,8 +89,12 @@ impl LoadOptions {
         let encoder = mmproj.map(|path| Encoder::open(&path, &model, &engine, picture_tokens));
         let encoder = encoder.transpose().map_err(|e| errors::of_model(&e))?;
         let engine = options.engine(&model, &engine);
-        let SpeculativePass { pass, drafter } =
-            SpeculativePass::new(&model, &engine, speculation).map_err(|e| errors::of_model(&e))?;
+        let speculative = match draft_model {
+            None => SpeculativePass::new(&model, &engine, speculation),
+            Some(path) => DraftFile::open(path, &ModelOptions { in_memory, ..Default::default() })
+                .and_then(|file| SpeculativePass::with_draft_file(&model, &file, &engine, speculation, None)),
+        };
+        let SpeculativePass { pass, drafter } = speculative.map_err(|e| errors::of_model(&e))?;
         let (device, n_ctx) = (pass.device(), pass.n_ctx());
         let parts = SchedulerParts { drafter, ..Default::default() };
         let scheduler = Scheduler::start_with(pass, Arc::new(model.clone()), options, parts);

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import lzma
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -349,3 +351,17 @@ def test_texts_do_not_depend_on_the_drafter() -> None:
         assert 1 <= text.num_accepted_tokens <= text.num_drafted_tokens
     with pytest.raises(OptionError, match='drafter: there is no drafter "mtb"; choose one of off, '):
         LLM(device="cpu", drafter="mtb")  # type: ignore[arg-type]
+
+
+def test_draft_files(tmp_path: Path) -> None:
+    data = Path(__file__).parents[3] / "tests" / "data" / "drafters"
+    for name in ["eagle3.gguf", "eagle3-drafter.gguf"]:
+        (tmp_path / name).write_bytes(lzma.decompress((data / f"{name}.xz").read_bytes()))
+    model, draft = tmp_path / "eagle3.gguf", tmp_path / "eagle3-drafter.gguf"
+    prompt = [1, 200, 253, 88, 307, 281, 94]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    plain = LLM(model, device="cpu", drafter="off").generate(prompt, params, use_tqdm=False)[0].outputs[0]
+    drafted = LLM(model, device="cpu", draft_model=draft).generate(prompt, params, use_tqdm=False)[0].outputs[0]
+    assert drafted.token_ids == plain.token_ids
+    with pytest.raises(OptionError, match="eagle3"):
+        LLM(model, device="cpu", draft_model=draft, drafter="ngram")

@@ -1,6 +1,6 @@
 //! The option `drafter`, and the numbers of drafts in results.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
@@ -8,7 +8,7 @@ use metal_attention_c::{
     BatchResult, ContextOptions, GenerateOptions, Generation, MA_NO_TOKEN, Model, OnToken, SamplingOptions, Status,
     Token, ma_batch_add, ma_batch_free, ma_batch_new, ma_batch_run, ma_context_free, ma_context_new,
     ma_context_options_default, ma_generate, ma_generate_options_default, ma_last_error, ma_model_built_in,
-    ma_model_free, ma_sampling_options_greedy,
+    ma_model_free, ma_model_open, ma_sampling_options_greedy,
 };
 
 /// "Once upon a time, there was a Once upon a time" with BOS: the answer repeats some of it.
@@ -124,6 +124,41 @@ fn unknown_drafters_are_errors() {
             last_error()
         );
         assert_eq!(ma_batch_new(model, &raw const options, 2, &raw mut batch), Status::InvalidArgument);
+        ma_model_free(model);
+    }
+}
+
+#[test]
+fn a_draft_file_has_the_drafter() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, metal_attention_testing::models::with_drafters(name)).unwrap();
+        CString::new(path.to_str().unwrap()).unwrap()
+    };
+    let (path, draft, mut model) = (write("eagle3.gguf"), write("eagle3-drafter.gguf"), null_mut());
+    let (missing, mut context, mut batch) = (c"missing.gguf", null_mut(), null_mut());
+    let with = |drafter: Option<&'static CStr>, model_draft: &CStr| {
+        let options = context_options(drafter);
+        assert!(options.model_draft.is_null());
+        ContextOptions { model_draft: model_draft.as_ptr(), ..options }
+    };
+    // SAFETY: all pointers are valid, and what is freed is not used any more.
+    unsafe {
+        assert_eq!(ma_model_open(path.as_ptr(), &raw mut model), Status::Ok, "{}", last_error());
+        for drafter in [None, Some(c"eagle3"), Some(c"off")] {
+            let options = with(drafter, &draft);
+            assert_eq!(ma_context_new(model, &raw const options, &raw mut context), Status::Ok, "{}", last_error());
+            ma_context_free(context);
+            assert_eq!(ma_batch_new(model, &raw const options, 2, &raw mut batch), Status::Ok, "{}", last_error());
+            ma_batch_free(batch);
+        }
+        let options = with(Some(c"ngram"), &draft);
+        assert_ne!(ma_context_new(model, &raw const options, &raw mut context), Status::Ok);
+        assert!(last_error().contains("\"eagle3\""), "{}", last_error());
+        let options = with(None, missing);
+        assert_ne!(ma_context_new(model, &raw const options, &raw mut context), Status::Ok);
+        assert!(last_error().contains("missing.gguf"), "{}", last_error());
         ma_model_free(model);
     }
 }

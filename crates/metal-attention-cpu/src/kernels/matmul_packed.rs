@@ -48,7 +48,9 @@ pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, sli
         TensorType::Q6_K => with::<formats::Q6K>,
         TensorType::IQ4_NL => with::<formats::Iq4Nl>,
         TensorType::IQ4_XS => with::<formats::Iq4Xs>,
-        ty @ (TensorType::F32 | TensorType::F16 | TensorType::BF16) => unreachable!("{ty} is multiplied by floats"),
+        ty @ (TensorType::F32 | TensorType::F16 | TensorType::BF16 | TensorType::I64) => {
+            unreachable!("{ty} is no type of packed matrices")
+        }
         TensorType::IQ3_S => with::<formats::Iq3S>,
         TensorType::IQ3_XXS => with::<codebooks::Iq3Xxs>,
         TensorType::IQ2_S => with::<codebooks::Iq2S>,

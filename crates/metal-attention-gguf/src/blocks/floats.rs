@@ -52,3 +52,19 @@ impl BlockBf16 {
         dst[0] = f32::from_bits(u32::from(u16::from_le_bytes(self.x)) << 16);
     }
 }
+
+/// One integer of 64 bits.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockI64 {
+    /// The integer's bytes.
+    pub x: [u8; 8],
+}
+block!(BlockI64, I64, 1 values in 8 bytes);
+
+impl BlockI64 {
+    /// Rounds the integer to a float.
+    pub fn dequantize(&self, dst: &mut [f32; 1]) {
+        dst[0] = i64::from_le_bytes(self.x) as f32;
+    }
+}

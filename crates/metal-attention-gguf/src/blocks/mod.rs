@@ -29,7 +29,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::TensorType;
 
 pub use bits::{BlockQ1_0, BlockQ2_0, BlockTq1_0, BlockTq2_0};
-pub use floats::{BlockBf16, BlockF16, BlockF32};
+pub use floats::{BlockBf16, BlockF16, BlockF32, BlockI64};
 pub use fp4::{BlockMxfp4, BlockNvfp4, FP4_VALUES, e8m0_half, ue4m3_half};
 pub use grids::{CodebookGrid, even_signs};
 pub use iq1::{BlockIq1M, BlockIq1S, IQ1_DELTA};

@@ -33,6 +33,7 @@ pub fn random_blocks(ty: TensorType, n: usize, seed: u64, size: f32) -> Vec<u8> 
         };
         match ty {
             TensorType::F32 => block.copy_from_slice(&x.to_le_bytes()),
+            TensorType::I64 => block.copy_from_slice(&(x as i64).to_le_bytes()),
             TensorType::F16 | TensorType::Q1_0 => half(0, 1.0),
             TensorType::BF16 => block.copy_from_slice(&half::bf16::from_f32(x).to_le_bytes()),
             TensorType::Q4_0 => half(0, 8.0),

@@ -68,6 +68,7 @@ impl TensorType {
             Self::TQ1_0 => each(src, importance, dst, |x, _| ternary::tq1_0(x)),
             Self::Q2_0 => each(src, importance, dst, |x, _| ternary::q2_0(x)),
             Self::Q1_0 => each(src, importance, dst, |x, _| ternary::q1_0(x)),
+            Self::I64 => dst.extend(src.iter().flat_map(|&x| (x.round() as i64).to_le_bytes())),
         }
         Ok(())
     }

@@ -222,6 +222,23 @@ fn zeros_constants_and_extremes_stay_finite() {
 }
 
 #[test]
+fn integers_are_read_and_are_no_type_of_weights() {
+    let ty = TensorType::I64;
+    assert_eq!((ty.id(), ty.block_len(), ty.block_bytes(), ty.name()), (27, 1, 8, "I64"));
+    assert_eq!(TensorType::from_id(27), Some(ty));
+    assert!(ty.is_integer() && TensorType::ALL.iter().all(|ty| !ty.is_integer()));
+    assert!("i64".parse::<TensorType>().is_err());
+    let numbers = [0, -1, i64::MAX, 1 << 40];
+    let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+    let tensor = metal_attention_gguf::Tensor::in_memory("ids", [4, 1], ty, &bytes);
+    assert_eq!(tensor.as_i64(), Some(&numbers[..]));
+    assert_eq!((tensor.as_f32(), tensor.to_f32()), (None, numbers.map(|n| n as f32).to_vec()));
+    let mut written = Vec::new();
+    ty.quantize(&[3.0, -2.4], &mut written).unwrap();
+    assert_eq!(written, [3_i64, -2].map(i64::to_le_bytes).concat());
+}
+
+#[test]
 fn type_table_is_consistent() {
     for (i, &ty) in TensorType::ALL.iter().enumerate() {
         assert_eq!(TensorType::from_id(ty.id()), Some(ty));

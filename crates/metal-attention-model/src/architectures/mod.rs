@@ -10,6 +10,7 @@ mod cohere;
 mod dbrx;
 mod decoder;
 mod deepseek;
+mod eagle3;
 mod eurobert;
 mod exaone;
 mod falcon_h1;
@@ -48,6 +49,8 @@ pub(crate) mod vision;
 
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};
+pub use eagle3::Eagle3Spec;
+pub(crate) use eagle3::read_eagle3;
 pub(crate) use heads::read_heads;
 pub(crate) use quantization::{QuantizationTraits, quantization_traits};
 

@@ -1,7 +1,9 @@
 //! Specs of prediction heads (multi-token prediction), and their lists of tensors.
 
+use metal_attention_gguf::Metadata;
 use metal_attention_model::{
-    FeedForward, HeadUse, Mixer, ModelError, ModelShape, ModelSpec, NormKind, StateInput, TensorSpec,
+    AttendedState, Eagle3Spec, FeedForward, HeadUse, JoinedState, Mixer, ModelError, ModelShape, ModelSpec, NormKind,
+    StateInput, TensorSpec,
 };
 
 /// The heads of a small model of `architecture` with four blocks, of which the last `n_head` are heads.
@@ -20,7 +22,7 @@ fn a_head_is_a_model_of_one_layer() {
         let all = heads(architecture, 1).unwrap();
         let [head] = &all[..] else { panic!("{architecture}: {} heads", all.len()) };
         assert_eq!((head.n_layer(), head.first_block), (1, 3), "{architecture}");
-        let Some(StateInput { embedding_norm, state_norm, heads }) = head.embedding.state else {
+        let Some(StateInput::Joined(JoinedState { embedding_norm, state_norm, heads })) = head.embedding.state else {
             panic!("{architecture}: no state")
         };
         assert_eq!((embedding_norm.tensor_stem, state_norm.tensor_stem), ("nextn.enorm", "nextn.hnorm"));
@@ -41,7 +43,7 @@ fn heads_of_a_chain_are_in_the_order_of_their_drafts() {
     let all = heads("step35", 2).unwrap();
     assert_eq!(all.iter().map(|head| head.first_block).collect::<Vec<_>>(), [2, 3]);
     for head in &all {
-        let heads = head.embedding.state.unwrap().heads;
+        let heads = head.embedding.state.unwrap().heads().unwrap();
         assert_eq!((heads, heads.state_before(2)), (HeadUse::Chained, 2));
         assert_eq!((head.n_layer(), head.ropes().len()), (1, 1));
     }
@@ -77,4 +79,45 @@ fn heads_that_are_not_implemented_are_named() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// The metadata of an EAGLE-3 drafter for `target`.
+pub(crate) fn eagle3(target: &ModelSpec) -> Metadata {
+    let mut m = Metadata::default();
+    m.set("general.architecture", "eagle3");
+    let sizes = [("block_count", 1), ("embedding_length", target.n_embd), ("target_hidden_size", target.n_embd)];
+    let more = [("context_length", 512), ("feed_forward_length", 96), ("attention.head_count", 4)];
+    for (key, n) in sizes.into_iter().chain(more).chain([("vocab_size", target.n_vocab)]) {
+        m.set(format!("eagle3.{key}"), n as u32);
+    }
+    m.set("eagle3.attention.layer_norm_rms_epsilon", 1e-5_f32);
+    m.set("eagle3.target_layers", vec![2_u32, 0, 4]);
+    m
+}
+
+#[test]
+fn eagle3_has_a_layer_with_a_wide_input_and_a_projection() {
+    let target = ModelSpec::from_metadata(&ModelShape::custom("llama").unwrap().metadata()).unwrap();
+    let n_embd = target.n_embd;
+    let mut m = eagle3(&target);
+    m.set("eagle3.norm_before_fc", true);
+    let Eagle3Spec { layer, projection, target_layers } = Eagle3Spec::from_metadata(&m, &target).unwrap();
+    assert_eq!((target_layers, projection.state_width(), layer.state_width()), (vec![2, 0, 4], 3 * n_embd, n_embd));
+    assert!(layer.attends_to_state() && layer.reads_tokens() && !projection.reads_tokens());
+    let Some(StateInput::Attended(AttendedState { norms_residual: false, .. })) = layer.embedding.state else {
+        panic!("{:?}", layer.embedding.state)
+    };
+    let shape = |spec: &ModelSpec, name: &str| {
+        spec.tensors().into_iter().find(|tensor| tensor.name == name).map(|tensor| tensor.shape)
+    };
+    assert_eq!(shape(&layer, "blk.0.attn_q.weight"), Some(vec![2 * n_embd, n_embd]));
+    assert_eq!(shape(&layer, "blk.0.attn_output.weight"), Some(vec![n_embd, n_embd]));
+    assert_eq!(shape(&layer, "blk.0.attn_norm_2.weight"), Some(vec![n_embd]));
+    let names: Vec<_> = projection.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+    let wide = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
+    assert_eq!(names[..2], [wide("enc.output_norm.weight", &[3 * n_embd]), wide("fc.weight", &[3 * n_embd, n_embd])]);
+    assert!(names[2..].iter().all(|(name, _)| name == "fc.bias"), "{names:?}");
+    // Two layers cannot attend to one state.
+    let two = ModelSpec { layers: vec![layer.layers[0].clone(); 2], ..layer };
+    assert!(matches!(two.check_residuals(), Err(ModelError::InvalidResidual { layer: 0, .. })));
 }

@@ -2,8 +2,8 @@
 
 use metal_attention_gguf::{GgufFile, Metadata, Value};
 use metal_attention_model::{
-    Activation, AttentionSpec, Dense, FeedForward, KvSource, LoadedModel, Mask, Mixer, ModelError, ModelShape,
-    ModelSpec, NormKind, NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout, RopeScaling,
+    Activation, AttentionSpec, Dense, Eagle3Spec, FeedForward, KvSource, LoadedModel, Mask, Mixer, ModelError,
+    ModelShape, ModelSpec, NormKind, NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout, RopeScaling,
     StateLayout,
 };
 use proptest::prelude::*;
@@ -469,6 +469,48 @@ proptest! {
             prop_assert!(rope.n_rot.is_multiple_of(2) && rope.n_rot <= a.head_dim);
             if rope.n_rot <= 1 << 16 {
                 prop_assert_eq!(rope.frequencies(None).0.len(), rope.n_rot / 2);
+            }
+        }
+    }
+}
+
+/// Keys of drafters.
+const DRAFTER_KEYS: [&str; 11] = [
+    "block_count",
+    "embedding_length",
+    "target_layers",
+    "target_hidden_size",
+    "norm_before_residual",
+    "norm_before_fc",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "expert_count",
+    "rope.scaling.type",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Any metadata of a drafter give specs with usable numbers or an error, and never a panic.
+    #[test]
+    fn hostile_metadata_of_drafters_never_panics(
+        changes in prop::collection::vec((0..DRAFTER_KEYS.len(), prop::option::weighted(0.9, any_value())), 0..4),
+    ) {
+        let target = ModelSpec::from_metadata(&ModelShape::custom("llama").unwrap().metadata()).unwrap();
+        let mut m = crate::heads::eagle3(&target);
+        for (key, value) in changes {
+            let key = format!("eagle3.{}", DRAFTER_KEYS[key]);
+            match value {
+                Some(value) => m.set(key, value),
+                None => { m.remove(&key); }
+            }
+        }
+        if let Ok(spec) = Eagle3Spec::from_metadata(&m, &target) {
+            prop_assert!(spec.target_layers.iter().all(|&layer| layer <= target.n_layer()));
+            prop_assert_eq!(spec.projection.state_width(), spec.target_layers.len() * target.n_embd);
+            for t in spec.layer.tensors().into_iter().chain(spec.projection.tensors()) {
+                prop_assert!(t.shape.iter().all(|&n| n > 0), "{} {:?}", t.name, t.shape);
             }
         }
     }

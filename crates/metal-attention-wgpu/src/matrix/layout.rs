@@ -75,6 +75,7 @@ impl RowLayout {
             TensorType::MXFP4 => vec![units, blocks.div_ceil(4)],
             TensorType::TQ2_0 | TensorType::TQ1_0 | TensorType::Q2_0 => vec![units / 2, half_pairs],
             TensorType::Q1_0 => vec![units / 4, half_pairs],
+            TensorType::I64 => unreachable!("weights are no whole numbers, which loading checks"),
         };
         Self { ty, n_in, sections, table: table(ty) }
     }
@@ -259,6 +260,8 @@ impl RowLayout {
                 self.plane::<1>(row, |b, i| one_bits(&b[2 + 4 * i..]), next());
                 self.halves(row, 0, next());
             }
+            // `new` makes no such layout.
+            TensorType::I64 => {}
         }
     }
 
@@ -366,7 +369,8 @@ fn table(ty: TensorType) -> Vec<u32> {
         | TensorType::TQ2_0
         | TensorType::TQ1_0
         | TensorType::Q2_0
-        | TensorType::Q1_0 => Vec::new(),
+        | TensorType::Q1_0
+        | TensorType::I64 => Vec::new(),
     }
 }
 

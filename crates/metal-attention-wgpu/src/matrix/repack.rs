@@ -53,7 +53,7 @@ fn reorders_bits(ty: TensorType) -> bool {
         | TensorType::TQ2_0
         | TensorType::Q2_0
         | TensorType::Q1_0 => true,
-        TensorType::IQ3_S | TensorType::MXFP4 | TensorType::NVFP4 | TensorType::TQ1_0 => false,
+        TensorType::IQ3_S | TensorType::MXFP4 | TensorType::NVFP4 | TensorType::TQ1_0 | TensorType::I64 => false,
     }
 }
 

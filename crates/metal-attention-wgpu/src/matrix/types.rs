@@ -60,6 +60,7 @@ pub(crate) const fn type_info(ty: TensorType) -> TypeInfo {
         TensorType::TQ1_0 => TypeInfo { name: "tq1_0", words: 2, integer_codes: IntegerCodes::Units, wide: false },
         TensorType::Q2_0 => TypeInfo { name: "q2_0", words: 2, integer_codes: IntegerCodes::Units, wide: false },
         TensorType::Q1_0 => TypeInfo { name: "q1_0", words: 2, integer_codes: IntegerCodes::Units, wide: false },
+        TensorType::I64 => panic!("weights are no whole numbers, which loading checks"),
     }
 }
 

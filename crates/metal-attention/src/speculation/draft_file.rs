@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use metal_attention_gguf::GgufFile;
 
-use super::{DraftModel, DraftModelOptions, Drafter, DrafterKind};
+use super::{DraftModel, DraftModelOptions, Drafter, DrafterKind, HeadDrafter};
 use crate::backends::BackendPass;
 use crate::{Device, EngineOptions, Error, Model, ModelOptions};
 
@@ -127,7 +127,7 @@ impl DraftFile {
                 let options = EngineOptions { device, n_ctx, n_cache: None, n_ranks: 1, ..options.clone() };
                 Ok(Box::new(DraftModel::new(target, draft, &options, DraftModelOptions::default())?))
             }
-            Self::Eagle3(_) => Err(DraftFileError::NotImplemented { architecture: "eagle3" }.into()),
+            Self::Eagle3(gguf) => Ok(Box::new(HeadDrafter::of_eagle3(gguf, target, pass, options)?)),
             Self::DFlash(_) => Err(DraftFileError::NotImplemented { architecture: "dflash" }.into()),
             Self::Gemma4Assistant(_) => Err(DraftFileError::NotImplemented { architecture: "gemma4-assistant" }.into()),
         }

@@ -9,9 +9,10 @@
 //! EAGLE-3 does the same: it counts the position of a state, and the token behind it, as one, so that its position `p` is position
 //! `p + 1` here. Its states are projections of several rows of the target, and its rows of logits may be those of some tokens alone.
 
+use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    Batch, BatchToken, ForwardError, ForwardPass, HeadUse, HiddenRequest, MemoryUse, ModelSpec, OutputKind, Outputs,
-    TracedTokens, argmax,
+    Batch, BatchToken, Eagle3, ForwardError, ForwardPass, HeadUse, HiddenRequest, MemoryUse, ModelSpec, OutputKind,
+    Outputs, TracedTokens, argmax,
 };
 
 use super::head_sequence::HeadSequence;
@@ -27,6 +28,22 @@ pub struct DraftTokens {
     pub n_vocab: usize,
 }
 
+/// A projection, and what it has not projected yet: the rows of all sequences go through it together, when they are needed or are many.
+struct PendingStates {
+    projection: StateProjection,
+    /// What the target has evaluated, in order.
+    observed: Vec<Observed>,
+    /// The rows of all of that, joined.
+    rows: Vec<f32>,
+}
+
+/// Inputs of one sequence that the target has evaluated, without their rows.
+struct Observed {
+    seq: usize,
+    first: usize,
+    ids: Vec<u32>,
+}
+
 /// Proposes drafts with the prediction heads of a model's file, or with EAGLE-3.
 pub struct HeadDrafter {
     /// The heads, in the order of their drafts; at least one.
@@ -36,7 +53,7 @@ pub struct HeadDrafter {
     /// The hidden rows of the target that are read.
     reads: Vec<usize>,
     /// Makes the states of these rows; `None`: a row is a state.
-    projection: Option<StateProjection>,
+    projection: Option<PendingStates>,
     /// The target's tokens for the rows of the logits; `None`: all tokens, in order.
     tokens: Option<DraftTokens>,
     /// Width of a state.
@@ -67,6 +84,24 @@ impl HeadDrafter {
             HeadUse::Eagle => return None,
         }
         Self::over(heads, heads_use, vec![heads_use.state_before(n_layer)], None, None)
+    }
+
+    /// Loads the EAGLE-3 drafter of `file` on the device of `pass`, a forward pass of `target`. It shares the target's embedding table
+    /// and output head where it has none of its own.
+    ///
+    /// # Errors
+    /// The drafter does not suit the target, is damaged, or does not fit in memory.
+    pub fn of_eagle3(
+        file: &GgufFile,
+        target: &Model,
+        pass: &dyn BackendPass,
+        options: &EngineOptions,
+    ) -> Result<Self, Error> {
+        let Eagle3 { layer, projection, target_layers, tokens } = Eagle3::load(file, target.loaded())?;
+        let projection = StateProjection::beside(&projection, &target_layers, pass, options)?;
+        let tokens = tokens.map(|ids| DraftTokens { ids, n_vocab: target.spec().n_vocab });
+        let drafter = Self::eagle3(pass.beside(&layer, options)?, projection, tokens);
+        Ok(drafter.expect("what was loaded fits together"))
     }
 
     /// EAGLE-3 over a forward pass of its layer, with its states from `projection`. `tokens`: those that it proposes. `None` if `layer`
@@ -103,7 +138,8 @@ impl HeadDrafter {
         }
         let n_seq = heads.iter().map(|head| head.n_seq()).min()?;
         let sequences = (0..n_seq).map(|_| HeadSequence::new(heads_use, heads.len(), n_embd)).collect();
-        Some(Self { heads, heads_use, reads, projection, tokens, n_embd, sequences })
+        let pending = |projection| PendingStates { projection, observed: Vec::new(), rows: Vec::new() };
+        Some(Self { heads, heads_use, reads, projection: projection.map(pending), tokens, n_embd, sequences })
     }
 
     /// The most drafts that it proposes for a sequence; `None` if there is no limit.
@@ -119,6 +155,7 @@ impl HeadDrafter {
         requests: &[DraftRequest<'_>],
         mut logits: Option<DraftLogits<'_>>,
     ) -> Result<Vec<Draft>, ForwardError> {
+        self.project()?;
         let mut drafts: Vec<Vec<u32>> = requests.iter().map(|_| Vec::new()).collect();
         // The state of each request's last position: at first the target's, which is among the states of its sequence.
         let mut states: Vec<Vec<f32>> = requests.iter().map(|_| Vec::new()).collect();
@@ -238,6 +275,26 @@ impl HeadDrafter {
         }
     }
 
+    /// Projects the rows that were observed, and lets the drafter read what it can of their sequences, if that is much.
+    fn project(&mut self) -> Result<(), ForwardError> {
+        let Some(PendingStates { projection, observed, rows }) = &mut self.projection else { return Ok(()) };
+        if observed.is_empty() {
+            return Ok(());
+        }
+        // Without their states the sequences get no drafts until they are evaluated anew.
+        let (observed, states) = (std::mem::take(observed), projection.project_joined(rows));
+        rows.clear();
+        let states = states?;
+        let mut rest = &states[..];
+        for Observed { seq, first, ids } in observed {
+            let (of_these, others) = rest.split_at(ids.len() * self.n_embd);
+            rest = others;
+            self.sequences[seq].observe(first, &ids, of_these);
+            self.catch_up(seq)?;
+        }
+        Ok(())
+    }
+
     /// Lets the heads read what they can of sequence `seq`, if that is much: otherwise the next proposal does.
     fn catch_up(&mut self, seq: usize) -> Result<(), ForwardError> {
         for head in 0..self.heads.len() {
@@ -271,14 +328,13 @@ impl Drafter for HeadDrafter {
         let Evaluated { seq, first, ids, hidden } = evaluated;
         let n_seq = self.sequences.len();
         let sequence = self.sequences.get_mut(seq).ok_or(ForwardError::SequenceOutOfRange { seq, n_seq })?;
-        let projected;
-        let states = match &mut self.projection {
-            None => hidden.first().copied().unwrap_or_default(),
-            Some(projection) => {
-                projected = projection.project(ids.len(), hidden)?;
-                &projected[..]
-            }
-        };
+        if let Some(PendingStates { projection, observed, rows }) = &mut self.projection {
+            projection.join(ids.len(), hidden, rows)?;
+            observed.push(Observed { seq, first, ids: ids.to_vec() });
+            let is_much = rows.len() >= projection.n_chunk() * projection.width();
+            return if is_much { self.project() } else { Ok(()) };
+        }
+        let states = hidden.first().copied().unwrap_or_default();
         let expected = ids.len() * self.n_embd;
         if states.len() != expected {
             return Err(ForwardError::WrongStates { found: states.len(), expected });
@@ -288,6 +344,9 @@ impl Drafter for HeadDrafter {
     }
 
     fn forget(&mut self, seq: usize) {
+        if let Some(pending) = &mut self.projection {
+            pending.forget(seq);
+        }
         if let Some(sequence) = self.sequences.get_mut(seq) {
             *sequence = HeadSequence::new(self.heads_use, self.heads.len(), self.n_embd);
             for head in &mut self.heads {
@@ -311,15 +370,34 @@ impl Drafter for HeadDrafter {
     fn memory_use(&self) -> MemoryUse {
         let mut sum = MemoryUse::default();
         let of_heads = self.heads.iter().map(|head| head.memory_use());
-        for memory in of_heads.chain(self.projection.iter().map(StateProjection::memory_use)) {
+        let of_projection = self.projection.iter().map(|pending| pending.projection.memory_use());
+        for memory in of_heads.chain(of_projection) {
             sum.weights += memory.weights;
             sum.kv_cache += memory.kv_cache;
             sum.scratch += memory.scratch;
         }
         let of_sequences: usize = self.sequences.iter().map(HeadSequence::bytes).sum();
         let of_tokens = self.tokens.as_ref().map_or(0, |tokens| size_of_val(&tokens.ids[..]));
-        sum.scratch += (of_sequences + of_tokens) as u64;
+        let of_rows = self.projection.as_ref().map_or(0, |pending| size_of::<f32>() * pending.rows.capacity());
+        sum.scratch += (of_sequences + of_tokens + of_rows) as u64;
         sum
+    }
+}
+
+impl PendingStates {
+    /// Drops what was observed of sequence `seq`.
+    fn forget(&mut self, seq: usize) {
+        let (width, mut row) = (self.projection.width(), 0);
+        let Self { observed, rows, .. } = self;
+        observed.retain(|of| {
+            let range = row * width..(row + of.ids.len()) * width;
+            if of.seq == seq {
+                rows.drain(range);
+            } else {
+                row += of.ids.len();
+            }
+            of.seq != seq
+        });
     }
 }
 

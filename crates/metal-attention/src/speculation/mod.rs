@@ -5,6 +5,9 @@
 //! without drafts; a draft *holds* where it equals that token. What follows the first draft that does not hold is cut back.
 //! So the text does not depend on the drafts, only the number of steps does.
 //!
+//! A drafter is a part of this library ([`NgramDrafter`]), is in the model's own file ([`HeadDrafter`]), or has a file of its own
+//! ([`DraftFile`]).
+//!
 //! How many drafts a sequence gets depends on how likely they hold and on what steps of several rows cost, both measured
 //! while the text is generated. Where drafts do not pay there are none.
 

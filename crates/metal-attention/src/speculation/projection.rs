@@ -17,10 +17,8 @@ pub struct StateProjection {
     reads: Vec<usize>,
     /// For each part of a state the index in `reads`.
     parts: Vec<usize>,
-    /// Elements of a state.
+    /// Elements of a position's rows together.
     width: usize,
-    /// States of a chunk, `[n, width]`.
-    states: Vec<f32>,
 }
 
 impl StateProjection {
@@ -52,7 +50,7 @@ impl StateProjection {
         reads.dedup();
         let part = |layer| reads.iter().position(|read| read == layer).unwrap_or(0);
         let parts = layers.iter().map(part).collect();
-        Self { pass, reads, parts, width, states: Vec::new() }
+        Self { pass, reads, parts, width }
     }
 
     /// The hidden rows of the target that are read, ascending and all different.
@@ -70,26 +68,43 @@ impl StateProjection {
     /// # Errors
     /// The rows are not as many or as wide as the projection reads, or the device failed.
     pub fn project(&mut self, n: usize, hidden: &[&[f32]]) -> Result<Vec<f32>, ForwardError> {
+        let mut rows = Vec::new();
+        self.join(n, hidden, &mut rows)?;
+        self.project_joined(&rows)
+    }
+
+    /// Appends the rows of `n` positions to `rows`, `[n, width]`: those of all layers one after the other.
+    ///
+    /// # Errors
+    /// They are not as many or as wide as the projection reads.
+    pub fn join(&self, n: usize, hidden: &[&[f32]], rows: &mut Vec<f32>) -> Result<(), ForwardError> {
         let part_width = self.width / self.parts.len();
         let expected = n.saturating_mul(part_width);
         if hidden.len() != self.reads.len() || hidden.iter().any(|rows| rows.len() != expected) {
             let found = hidden.iter().map(|rows| rows.len()).sum();
             return Err(ForwardError::WrongStates { found, expected: expected.saturating_mul(self.reads.len()) });
         }
-        let n_chunk = self.pass.n_ubatch().min(self.pass.n_ctx()).max(1);
-        let mut projected = Vec::with_capacity(n * self.n_embd());
-        for first in (0..n).step_by(n_chunk) {
-            let n_rows = n_chunk.min(n - first);
-            self.states.clear();
-            for position in first..first + n_rows {
-                for &part in &self.parts {
-                    self.states.extend_from_slice(&hidden[part][position * part_width..][..part_width]);
-                }
+        rows.reserve(n * self.width);
+        for position in 0..n {
+            for &part in &self.parts {
+                rows.extend_from_slice(&hidden[part][position * part_width..][..part_width]);
             }
+        }
+        Ok(())
+    }
+
+    /// The states, `[n, n_embd]`, of [joined](Self::join) rows, `[n, width]`.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn project_joined(&mut self, rows: &[f32]) -> Result<Vec<f32>, ForwardError> {
+        let mut projected = Vec::with_capacity(rows.len() / self.width * self.n_embd());
+        for chunk in rows.chunks(self.width * self.n_chunk()) {
             // There are no layers, so that positions do not matter.
             self.pass.rewind(0, 0);
+            let n_rows = chunk.len() / self.width;
             let tokens: Vec<_> = (0..n_rows).map(|pos| BatchToken { id: 0, seq: 0, pos, output: true }).collect();
-            let batch = Batch { states: &self.states, ..Batch::from(&tokens[..]) };
+            let batch = Batch { states: chunk, ..Batch::from(&tokens[..]) };
             match self.pass.forward_outputs(batch, OutputKind::Hidden, &[])?.0 {
                 Outputs::Hidden(rows) => projected.extend_from_slice(rows),
                 // Not requested.
@@ -99,9 +114,18 @@ impl StateProjection {
         Ok(projected)
     }
 
+    /// Positions of one product.
+    pub fn n_chunk(&self) -> usize {
+        self.pass.n_ubatch().min(self.pass.n_ctx()).max(1)
+    }
+
+    /// Elements of a position's joined rows.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
     /// Bytes that it holds.
     pub fn memory_use(&self) -> MemoryUse {
-        let memory = self.pass.memory_use();
-        MemoryUse { scratch: memory.scratch + (size_of::<f32>() * self.states.capacity()) as u64, ..memory }
+        self.pass.memory_use()
     }
 }

@@ -5,6 +5,7 @@ mod architectures;
 mod beside;
 mod cuda;
 mod draft_model;
+mod drafters;
 mod generator;
 mod hidden_rows;
 mod hostile_models;

@@ -254,6 +254,29 @@ fn drafts_of_prediction_heads_do_not_change_texts() {
     assert!(drafted > 1000 && accepted > 0 && accepted < drafted, "{accepted} of {drafted}");
 }
 
+/// With drafters of their own files that read hidden rows.
+#[test]
+fn drafts_of_drafters_that_read_hidden_rows_do_not_change_texts() {
+    for (target, names) in [("eagle3.gguf", ["eagle3-drafter.gguf", "eagle3-own-drafter.gguf"])] {
+        let model = crate::drafters::target(target);
+        let tasks = tasks(520, model.spec().n_vocab);
+        let texts = plain_texts(&model, &tasks);
+        for name in names {
+            let draft = crate::drafters::drafter(name);
+            let new = |options: &EngineOptions| {
+                let speculation = Speculation { drafter: DrafterKind::Auto, ..Default::default() };
+                SpeculativePass::with_draft_file(&model, &draft, options, speculation, None).unwrap()
+            };
+            let alone = check_alone(name, &model, &new, DraftDepth::Fixed(3), &tasks, &texts);
+            let together = check_together(name, &model, &new, DraftDepth::Fixed(2), &tasks[..100], &texts[..100]);
+            let [drafted, accepted] = [0, 1].map(|i| alone[i] + together[i]);
+            assert!(drafted > 1000 && accepted < drafted, "{name}: {accepted} of {drafted}");
+            // As few or many as pay.
+            check_alone(name, &model, &new, DraftDepth::default(), &tasks[..24], &texts[..24]);
+        }
+    }
+}
+
 /// With a second model, of the same and of another vocabulary.
 #[test]
 fn drafts_of_a_model_do_not_change_texts() {

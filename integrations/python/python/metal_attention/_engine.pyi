@@ -135,6 +135,7 @@ class Engine:
         exact: bool,
         in_memory: bool,
         drafter: str,
+        draft_model: str | None,
         download: Callable[[str, int, int], object] | None,
     ) -> Engine: ...
     @property

@@ -103,7 +103,8 @@ class LLM:
         cache_type: str = "f16",
         exact: bool = False,
         in_memory: bool = False,
-        drafter: Literal["auto", "ngram", "off"] = "auto",
+        drafter: Literal["auto", "ngram", "mtp", "draft", "eagle3", "dflash", "gemma4-assistant", "off"] = "auto",
+        draft_model: str | os.PathLike[str] | None = None,
         use_tqdm: bool = True,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
@@ -127,7 +128,9 @@ class LLM:
         exact: compute in F32 instead of faster, less exact formats.
         in_memory: read the file instead of mapping it.
         drafter: how tokens are proposed so that a decode step may give a text several: "ngram" (tokens that followed the same ones
-            earlier), "off", or "auto", the best that the model has. Texts do not depend on it.
+            earlier), "mtp" (the prediction heads in the model's file), "draft" or "eagle3" (what the file of `draft_model` has), "off",
+            or "auto", that of `draft_model`, or else the best that the model has. Texts do not depend on it.
+        draft_model: the GGUF file of a smaller model that proposes tokens, or of a drafter made for the model (EAGLE-3).
         use_tqdm: show a download's progress.
         max_model_len, max_num_seqs: vLLM's names for `n_ctx` and `n_parallel`; they take precedence.
         tensor_parallel_size: NVIDIA GPUs that share the model: `device` ("cuda" if that is "auto") and those that follow it.
@@ -170,6 +173,7 @@ class LLM:
                 exact=exact,
                 in_memory=in_memory,
                 drafter=drafter,
+                draft_model=None if draft_model is None else os.fspath(draft_model),
                 download=download,
             )
         finally:

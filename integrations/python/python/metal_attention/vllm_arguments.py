@@ -45,7 +45,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "runner": (("auto", "generate"), "generate, embed and score are there for what the model can"),
     "task": ((None, "auto", "generate"), "generate, embed and score are there for what the model can"),
     "enable_lora": ((False,), "adapters are not read: merge them into the model"),
-    "speculative_config": ((None,), "drafter names the drafter: \"auto\", \"ngram\" or \"off\""),
+    "speculative_config": ((None,), "drafter names the drafter, and draft_model its file"),
     "mm_processor_kwargs": ((None, {}), "image_min_tokens and image_max_tokens limit a picture's tokens"),
     "logits_processors": ((None,), "SamplingParams has logits_processors"),
     "structured_outputs_config": ((None, {}), "there is one implementation"),
