@@ -108,8 +108,12 @@ typedef struct {
   // Not 0: compute in F32 throughout, which is slower and more exact.
   int32_t exact;
   // The drafter, which proposes tokens so that a decode step may give several: "off" (none), "ngram" (tokens that followed the
-  // same ones earlier), "auto". Null: "auto", the best that the model has. The text does not depend on it.
+  // same ones earlier), "mtp" (the prediction heads in the model's file), "draft" or "eagle3" (what `model_draft` has), "auto". Null:
+  // "auto", that of `model_draft`, or else the best that the model has. The text does not depend on it.
   const char *drafter;
+  // The GGUF file of a smaller model that proposes tokens, or of a drafter made for the model (EAGLE-3); not null: with a NUL at its
+  // end. Null: none.
+  const char *model_draft;
 } ma_context_options;
 
 // The settings for rendering a conversation. ma_chat_options_default sets all members.

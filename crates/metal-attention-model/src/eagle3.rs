@@ -55,10 +55,10 @@ impl Eagle3Spec {
 fn tokens(file: &GgufFile, n_row: usize, n_vocab: usize) -> Result<Option<Vec<u32>>, ModelError> {
     let wrong = |why: String| Err(ModelError::DraftTokens { name: TOKENS, why });
     let Some(tensor) = file.tensor(TOKENS) else {
-        return match n_row == n_vocab {
-            true => Ok(None),
-            false => wrong(format!("is missing, although {n_row} of the model's {n_vocab} tokens are proposed")),
-        };
+        if n_row == n_vocab {
+            return Ok(None);
+        }
+        return wrong(format!("is missing, although {n_row} of the model's {n_vocab} tokens are proposed"));
     };
     let Some(ids) = tensor.as_i64() else { return wrong(format!("has the type {}, not I64", tensor.ty())) };
     if ids.len() != n_row {

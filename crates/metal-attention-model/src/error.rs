@@ -203,6 +203,15 @@ pub enum ModelError {
         /// The supported names.
         supported: Vec<&'static str>,
     },
+    /// The file has a drafter that needs the model for which it was made.
+    #[error(
+        "the file has a drafter ({architecture}), which is no model by itself: name the model for which it was made (-m), and this file as \
+         its drafter (--model-draft)"
+    )]
+    DrafterAlone {
+        /// Its architecture.
+        architecture: String,
+    },
     /// A drafter was made for another model.
     #[error(
         "this drafter was made for another model: its {key} is {found}, and the model has {expected}; use the drafter of this very model"

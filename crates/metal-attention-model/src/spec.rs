@@ -82,7 +82,7 @@ pub enum StateInput {
     Joined(JoinedState),
     /// The first layer's attention reads the token beside a state, which is the residual stream (EAGLE-3).
     Attended(AttendedState),
-    /// States alone are read, and no tokens: hidden rows of another model are projected to a drafter's width (EAGLE-3, DFlash).
+    /// States alone are read, and no tokens: hidden rows of another model are projected to a drafter's width (EAGLE-3, `DFlash`).
     Projected(ProjectedState),
 }
 

@@ -23,7 +23,7 @@ fn tokens(model: &CpuForwardPass, n: usize) -> Vec<BatchToken> {
 
 /// The embeddings of the tokens of the span, times the factor of the model.
 fn own_rows(model: &LoadedModel, tokens: &[BatchToken]) -> Vec<f32> {
-    let table = &model.weights().token_embd.weight;
+    let table = &model.weights().token_embd.as_ref().unwrap().weight;
     let mut rows = Vec::new();
     for token in &tokens[N[0]..N[0] + N[1]] {
         let mut row = vec![0.0; model.spec().n_embd];

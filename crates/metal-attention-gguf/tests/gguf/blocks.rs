@@ -64,7 +64,7 @@ fn every_code_and_every_scale_is_dequantised_like_gguf_py() {
     for &ty in TensorType::ALL.iter().filter(|ty| ty.block_len() > 1) {
         let (_, expected) = SUMS.iter().find(|(other, _)| *other == ty).unwrap();
         let scales: &[usize] = match ty {
-            TensorType::F32 | TensorType::F16 | TensorType::BF16 => unreachable!("floats have no scales"),
+            TensorType::F32 | TensorType::F16 | TensorType::BF16 | TensorType::I64 => unreachable!("it has no scales"),
             TensorType::Q4_0
             | TensorType::Q5_0
             | TensorType::Q8_0

@@ -1,5 +1,7 @@
 //! EAGLE-3 (arXiv 2503.01840): a drafter of one layer that reads hidden rows of its target.
 
+use std::fmt::Display;
+
 use super::decoder::decoder;
 use crate::metadata_reader::MetadataReader;
 use crate::spec::{AttendedState, ModelSpec, NormKind, OutputSpec, ProjectedState, StateInput};
@@ -37,17 +39,17 @@ pub(crate) fn read_eagle3(k: &MetadataReader<'_>, target: &ModelSpec) -> Result<
     let target_layers = target_layers(k, target)?;
     let n_embd_target = k.positive("target_hidden_size")?;
     if n_embd_target != target.n_embd {
-        return Err(other_target(k, "target_hidden_size", n_embd_target, target.n_embd));
+        return Err(other_target(k, "target_hidden_size", n_embd_target, &target.n_embd));
     }
     let norm = k.norm(NormKind::Rms)?;
     let m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let own_table = k.tensor_rows("token_embd.weight");
     let n_ids = own_table.unwrap_or(target.n_vocab);
     if n_ids < target.n_vocab {
-        return Err(other_target(k, "vocab_size", n_ids, target.n_vocab));
+        return Err(other_target(k, "vocab_size", n_ids, &target.n_vocab));
     }
     if own_table.is_none() && m.n_embd != target.n_embd {
-        return Err(other_target(k, "embedding_length", m.n_embd, target.n_embd));
+        return Err(other_target(k, "embedding_length", m.n_embd, &target.n_embd));
     }
     let mut layer = ModelSpec {
         // The head may have rows for some of the tokens alone.
@@ -81,11 +83,11 @@ fn target_layers(k: &MetadataReader<'_>, target: &ModelSpec) -> Result<Vec<usize
     k.check(key, layers.len(), plausible, "1 to 16 layers of the target are read")?;
     match layers.iter().find(|&&layer| layer > target.n_layer()) {
         None => Ok(layers),
-        Some(&layer) => Err(other_target(k, key, layer, format!("{} layers", target.n_layer()))),
+        Some(&layer) => Err(other_target(k, key, layer, &format!("{} layers", target.n_layer()))),
     }
 }
 
 /// The error for a drafter of another target.
-fn other_target(k: &MetadataReader<'_>, key: &str, found: usize, expected: impl ToString) -> ModelError {
+fn other_target(k: &MetadataReader<'_>, key: &str, found: usize, expected: &dyn Display) -> ModelError {
     ModelError::OtherTarget { key: k.key(key), found: found.to_string(), expected: expected.to_string() }
 }

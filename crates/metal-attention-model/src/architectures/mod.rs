@@ -187,6 +187,9 @@ pub(crate) fn read(keys: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
             spec.check_residuals()?;
             Ok(spec)
         }
+        None if missing::DRAFTERS.contains(&architecture) => {
+            Err(ModelError::DrafterAlone { architecture: architecture.to_owned() })
+        }
         None => Err(ModelError::UnsupportedArchitecture {
             architecture: architecture.to_owned(),
             missing: missing::part(architecture),

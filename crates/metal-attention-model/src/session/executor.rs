@@ -22,7 +22,7 @@ pub struct Step {
     pub phase: Phase,
     /// Those of its inputs that are rows of embeddings; `None`: all are token ids.
     pub inputs: Option<Arc<StepInputs>>,
-    /// The state of each token, row-major `[n_tokens, n_embd]`, for a model that reads them
+    /// The state of each token, row-major `[n_tokens, state_width]`, for a model that reads them
     /// ([`InputEmbedding::state`](crate::InputEmbedding::state)); `None` for all others.
     pub states: Option<Arc<[f32]>>,
 }

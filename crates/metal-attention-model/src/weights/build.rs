@@ -41,10 +41,8 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         block.as_ref().map(|block| format!("{block}{name}")).filter(|name| b.source.has(name))
     };
     let own_table = of_head(&b, "nextn.embed_tokens");
-    let token_embd = match spec.reads_tokens() {
-        true => Some(b.matrix(own_table.as_deref().unwrap_or("token_embd"), table)?),
-        false => None,
-    };
+    let table_name = own_table.as_deref().unwrap_or("token_embd");
+    let token_embd = spec.reads_tokens().then(|| b.matrix(table_name, table)).transpose()?;
     let head = match (output.head, of_head(&b, "nextn.shared_head_head")) {
         (None, _) => None,
         (Some(_), Some(own)) => Some(Some(b.matrix(&own, ends)?)),

@@ -175,9 +175,10 @@ impl PlanBuilder<'_> {
             WgpuStateInput::Attended { embedding_norm, state_norm, norms_residual } => {
                 self.norm_pairs(dispatches, embedding_norm, state_norm)?;
                 let shape = NormShape::of_row(n);
-                dispatches.push(match norms_residual {
-                    true => self.norm(state_norm, shape, Some(&scratch.states), &scratch.x)?,
-                    false => kernels::norm(self.gpu, shape, Some(&scratch.states), None, &scratch.x, self.batch)?,
+                dispatches.push(if *norms_residual {
+                    self.norm(state_norm, shape, Some(&scratch.states), &scratch.x)?
+                } else {
+                    kernels::norm(self.gpu, shape, Some(&scratch.states), None, &scratch.x, self.batch)?
                 });
                 Ok(())
             }

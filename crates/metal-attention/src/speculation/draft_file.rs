@@ -16,7 +16,7 @@ pub enum DraftFile {
     Model(Model),
     /// EAGLE-3 (`eagle3`).
     Eagle3(Arc<GgufFile>),
-    /// DFlash (`dflash`).
+    /// `DFlash` (`dflash`).
     DFlash(Arc<GgufFile>),
     /// The drafter of Gemma 4 (`gemma4-assistant`).
     Gemma4Assistant(Arc<GgufFile>),

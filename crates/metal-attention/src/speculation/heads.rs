@@ -167,7 +167,7 @@ impl HeadDrafter {
                 let DraftRequest { seq, ids, prediction: _, n: _ } = requests[r];
                 match (self.heads_use, drafts[r].last()) {
                     (HeadUse::Repeated | HeadUse::Eagle, Some(&id)) => {
-                        batch.push(id, seq, self.heads[head].n_past(seq), &states[r])
+                        batch.push(id, seq, self.heads[head].n_past(seq), &states[r]);
                     }
                     (HeadUse::Repeated | HeadUse::Eagle | HeadUse::Chained, _) => {
                         let next = self.read_accepted(head, seq, ids, &mut batch);

@@ -53,7 +53,7 @@ pub enum DrafterKind {
     Draft,
     /// EAGLE-3, in a draft file.
     Eagle3,
-    /// DFlash, in a draft file.
+    /// `DFlash`, in a draft file.
     DFlash,
     /// The drafter of Gemma 4, in a draft file.
     Gemma4Assistant,

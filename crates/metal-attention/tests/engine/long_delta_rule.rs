@@ -166,7 +166,7 @@ fn feed_forward(w: &DenseWeights, h: &[f64]) -> Vec<f64> {
 /// The reference logits of the tokens at `positions`, `[positions.len(), n_vocab]`.
 fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<f64> {
     let (spec, w) = (toy.model.spec(), toy.model.weights());
-    let table = to_f64(&w.token_embd.weight.to_f32());
+    let table = to_f64(&w.token_embd.as_ref().unwrap().weight.to_f32());
     let row = |id: &u32| table[*id as usize * spec.n_embd..][..spec.n_embd].iter().copied();
     let mut x: Vec<f64> = ids.iter().flat_map(row).collect();
     let add = |x: &mut Vec<f64>, more: Vec<f64>| x.iter_mut().zip(more).for_each(|(x, more)| *x += more);

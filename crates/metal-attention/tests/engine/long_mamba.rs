@@ -205,7 +205,7 @@ impl ReferenceMixer for Mamba2Reference {
 fn reference_logits(toy: &Toy, ids: &[u32]) -> Vec<f32> {
     let norm = |x: &[f64], w: &Option<NormWeights>, eps| rms_norm(x, &w.as_ref().unwrap().weight, eps);
     let eps = toy.model.spec().output.norm.unwrap().eps;
-    let table = Matrix::new(&toy.model.weights().token_embd);
+    let table = Matrix::new(toy.model.weights().token_embd.as_ref().unwrap());
     let head = Matrix::new(toy.model.weights().output.as_ref().unwrap());
     let layers = toy.model.weights().layers.iter();
     let mut mixers: Vec<Box<dyn ReferenceMixer>> = layers

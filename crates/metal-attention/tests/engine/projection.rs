@@ -110,9 +110,9 @@ fn check(model: &Model, mut target: Box<dyn BackendPass>, options: &EngineOption
         }
         let wrong = |found, expected| ForwardError::WrongStates { found, expected };
         let rows = vec![0.0; 2 * n_embd];
-        assert_eq!(projection.project(1, &[&rows; 2]).unwrap_err(), wrong(4 * n_embd, 3 * n_embd));
-        assert_eq!(projection.project(3, &[&rows; 3]).unwrap_err(), wrong(6 * n_embd, 9 * n_embd));
-        assert!(projection.project(0, &[&[]; 3]).unwrap().is_empty());
+        assert_eq!(projection.project(1, &[&rows[..]; 2]).unwrap_err(), wrong(4 * n_embd, 3 * n_embd));
+        assert_eq!(projection.project(3, &[&rows[..]; 3]).unwrap_err(), wrong(6 * n_embd, 9 * n_embd));
+        assert!(projection.project(0, &[&[][..]; 3]).unwrap().is_empty());
     }
 }
 

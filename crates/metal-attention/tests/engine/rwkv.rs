@@ -227,7 +227,8 @@ fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<Vec<f64>
         layer
     };
     let layers: Vec<_> = weights.layers.iter().map(layer_to_f64).collect();
-    let (table, head) = (Matrix::new(&weights.token_embd), Matrix::new(weights.output.as_ref().unwrap()));
+    let matrix = |linear: &Option<_>| Matrix::new(linear.as_ref().unwrap());
+    let (table, head) = (matrix(&weights.token_embd), matrix(&weights.output));
     let state = |mixer: &Mixer| {
         if let Mixer::Rwkv6(mix) = mixer {
             State::new(mix.n_head(), mix.head_dim, spec.n_embd)

@@ -61,7 +61,7 @@ fn logits(pass: &mut dyn ForwardPass, tokens: &[BatchToken], spans: &[Span<'_>])
 
 /// Checks that the embeddings of the tokens, times the factor of the model, give their logits.
 fn check_own_rows(name: &str, model: &LoadedModel, make: &Make<'_>) {
-    let (table, spec) = (&model.weights().token_embd.weight, model.spec());
+    let (table, spec) = (&model.weights().token_embd.as_ref().unwrap().weight, model.spec());
     // Embeddings may differ from the rows in their last bits: CUDA stores an F32 table as two F16 numbers for each element, and a
     // device may fuse the products of a quantisation block. Where inputs of products are rounded to F16, that turns some of
     // them to the next F16 number.
