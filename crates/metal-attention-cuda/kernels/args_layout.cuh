@@ -246,7 +246,7 @@
     FIELD_IS_AT(S, gate, 136)
 
 // prefill_attention.cu
-#define LAYOUT_OF_PrefillArgs(S) SIZE_IS(S, 120); \
+#define LAYOUT_OF_PrefillArgs(S) SIZE_IS(S, 136); \
     FIELD_IS_AT(S, tiles, 0); \
     FIELD_IS_AT(S, pages, 8); \
     FIELD_IS_AT(S, k_cache, 24); \
@@ -261,8 +261,10 @@
     FIELD_IS_AT(S, mask, 80); \
     FIELD_IS_AT(S, reach, 84); \
     FIELD_IS_AT(S, soft_cap, 88); \
-    FIELD_IS_AT(S, unused, 92); \
-    FIELD_IS_AT(S, gate, 96)
+    FIELD_IS_AT(S, n_splits, 92); \
+    FIELD_IS_AT(S, partial, 96); \
+    FIELD_IS_AT(S, tickets, 104); \
+    FIELD_IS_AT(S, gate, 112)
 
 // ends.cu
 #define LAYOUT_OF_EmbeddingArgs(S) SIZE_IS(S, 88); \

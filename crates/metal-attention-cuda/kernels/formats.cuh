@@ -49,10 +49,15 @@ template <u32 FORMAT> struct Place {
         : Place(m.records + ((size_t)tile * m.n_panels + panel) / R::PANELS * R::BYTES, panel % R::PANELS) {}
 };
 
+// Codes `i` of both halves of a word as F16 values code + `offset_of(i)`: the code is at bit 0 (even i) or 4 (odd i) of the mantissa, which saves
+// shifts.
 __device__ __forceinline__ u32 nibbles(u32 word, int i) {
-    // Two codes as the F16 values 1024 + code.
-    return (i == 0 ? word : word >> (4 * i)) & 0x000f000fu | 0x64006400u;
+    const u32 v = i < 2 ? word : word >> 8;
+    return i % 2 == 0 ? and_or(v, 0x000f000fu, 0x64006400u) : and_or(v, 0x00f000f0u, 0x54005400u);
 }
+__device__ __forceinline__ constexpr float offset_of(int i) { return i % 2 == 0 ? 1024.0f : 64.0f; }
+// v << n, or v >> -n.
+__device__ __forceinline__ u32 shifted(u32 v, int n) { return n >= 0 ? v << n : v >> -n; }
 __device__ __forceinline__ u32 minus(u32 v, float offset) { return bits(__hsub2(halves(v), __float2half2_rn(offset))); }
 __device__ __forceinline__ float byte_of(u32 word, int i) {
     // 2^23 + byte is exact in F32.
@@ -60,6 +65,14 @@ __device__ __forceinline__ float byte_of(u32 word, int i) {
 }
 __device__ __forceinline__ float signed_byte_of(u32 word, int i) {
     return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + i)) - 8388736.0f;
+}
+
+// Element `i` of a pair, twice.
+__device__ __forceinline__ half2 both(half2 pair, int i) { return i == 0 ? __low2half2(pair) : __high2half2(pair); }
+// (byte - offset) * factor of bytes `first` (0 or 2) and `first` + 1 of a word.
+__device__ __forceinline__ half2 scaled_bytes(u32 word, int first, float offset, half2 factor) {
+    const half2 above = halves(__byte_perm(word, 0x64646464u, first == 0 ? 0x4140 : 0x4342)); // 1024 + byte
+    return __hmul2(__hsub2(above, __float2half2_rn(1024.0f + offset)), factor);
 }
 
 // Where a panel is read from: global memory, once, or shared memory.
@@ -73,7 +86,8 @@ struct FromShared {
 // One panel in a lane's registers, as F16 elements. SCALES_PER_QUANT_BLOCK: scales of each quant block and row. MINS: whether there are as many
 // mins. `codes(plane, b, a)`: codes of quant block b as mma operands, a[s][0..4] for product s. `scale(plane, b, row, sub)`, `min(b, row, sub)`: in
 // F32. An element is the sum over PLANES of scale * code, minus min; with SCALES_PER_QUANT_BLOCK 0 codes are the elements. FLOAT_SCALES: scales may
-// be beyond F16's range.
+// be beyond F16's range. The others with one plane have `half_scale(b, row, sub)` and, with MINS, `half_min(b, row)`: the same rounded to F16, twice,
+// with fewer instructions.
 template <u32 FORMAT> struct Panel;
 template <u32 FORMAT> struct PanelOf {
     // Reads it from global memory.
@@ -147,6 +161,7 @@ template <> struct Panel<Q8_0> : PanelOf<Q8_0> {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
+    __device__ __forceinline__ half2 half_scale(int b, int row, int) const { return __float2half2_rn(scale(0, b, row, 0)); }
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
@@ -162,7 +177,7 @@ struct Nibbles {
         for (int row = 0; row < 2; row++) {
             const u32 v = word(b, row);
 #pragma unroll
-            for (int i = 0; i < 4; i++) a[i / 2][2 * (i % 2) + row] = minus(nibbles(v, i), offset);
+            for (int i = 0; i < 4; i++) a[i / 2][2 * (i % 2) + row] = minus(nibbles(v, i), offset_of(i) + offset);
         }
     }
 };
@@ -175,6 +190,7 @@ struct HalfScales {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
+    __device__ __forceinline__ half2 half_scale(int b, int row, int) const { return both(halves(row == 0 ? s.x : s.y), b); }
     // The scales of quant block b, of rows g and g + 8.
     __device__ __forceinline__ float2 scales_of(u32 b) const { return __half22float2(halves(__byte_perm(s.x, s.y, b == 0 ? 0x5410 : 0x7632))); }
 };
@@ -186,7 +202,7 @@ template <> struct Panel<Q4_0> : PanelOf<Q4_0>, Nibbles, HalfScales {
         load_codes<From>(at.codes, lane);
         load_scales<From>(at.scales, lane);
     }
-    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1032.0f); }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 8.0f); }
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
@@ -204,6 +220,12 @@ struct KScales {
     __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
+    __device__ __forceinline__ half2 half_scale(int b, int row, int) const {
+        return both(scaled_bytes(row == 0 ? s.x : s.y, 0, 0.0f, both(halves(row == 0 ? d.x : d.y), 0)), b);
+    }
+    __device__ __forceinline__ half2 half_min(int b, int row) const {
+        return both(scaled_bytes(row == 0 ? s.x : s.y, 2, 0.0f, both(halves(row == 0 ? d.x : d.y), 1)), b);
+    }
     // The scales, or mins, of quant block b, of rows g and g + 8.
     __device__ __forceinline__ float2 scales_of(u32 b) const {
         return make_float2(__low2float(halves(d.x)) * byte_of(s.x >> 8 * b, 0), __low2float(halves(d.y)) * byte_of(s.y >> 8 * b, 0));
@@ -220,14 +242,13 @@ template <> struct Panel<Q4_K> : PanelOf<Q4_K>, Nibbles, KScales {
         load_codes<From>(at.codes, lane);
         load_scales<From>(at, lane);
     }
-    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1024.0f); }
+    __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 0.0f); }
 };
 
 // The fifth bits of codes 0, 2, 4, 6 (`odd` 0) or 1, 3, 5, 7 of a word, at bit 4 of bytes 0 to 3. In `high` they are bit 4 b + 2 row + odd of each
 // byte.
 __device__ __forceinline__ u32 fifth_bits(u32 high, int b, int row, int odd) {
-    const int at = 4 * b + 2 * row + odd;
-    return at < 4 ? high << (4 - at) : high >> (at - 4);
+    return shifted(high, 4 - (4 * b + 2 * row + odd));
 }
 template <> struct Panel<Q5_K> : PanelOf<Q5_K>, Nibbles, KScales {
     static constexpr int SCALES_PER_QUANT_BLOCK = 1, PLANES = 1;
@@ -242,9 +263,11 @@ template <> struct Panel<Q5_K> : PanelOf<Q5_K>, Nibbles, KScales {
 #pragma unroll
         for (int row = 0; row < 2; row++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                a[i / 2][2 * (i % 2) + row] =
-                    minus(nibbles(word(b, row), i) | fifth_bits(h, b, row, i % 2) >> (8 * (i / 2)) & 0x00100010u, 1024.0f);
+            for (int i = 0; i < 4; i++) {
+                // The fifth bits of both codes, above the other four.
+                const u32 fifth = shifted(h, (i % 2 == 0 ? 4 : 8) - (4 * b + 2 * row + i % 2) - 8 * (i / 2));
+                a[i / 2][2 * (i % 2) + row] = minus(and_or(fifth, i % 2 == 0 ? 0x00100010u : 0x01000100u, nibbles(word(b, row), i)), offset_of(i));
+            }
     }
 };
 
@@ -259,6 +282,9 @@ struct SixthScales {
     __device__ __forceinline__ float scale(int, int b, int row, int sub) const {
         const float of = row == 0 ? __low2float(halves(d)) : __high2float(halves(d));
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
+    }
+    __device__ __forceinline__ half2 half_scale(int b, int row, int sub) const {
+        return both(scaled_bytes((row == 0 ? s.x : s.y) ^ 0x80808080u, 2 * b, 128.0f, both(halves(d), row)), sub);
     }
 };
 // The two high bits of codes, a word for each quant block: of codes 0, 2, 4, 6 of row g in bits 0 and 1 of its bytes, of codes 1, 3, 5, 7 in bits 2
@@ -279,8 +305,10 @@ template <> struct Panel<Q6_K> : PanelOf<Q6_K>, Nibbles, SixthScales {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = 8 * (i / 2) + 4 * row + 2 * (i % 2);
-                const u32 two = (at < 4 ? high << (4 - at) : high >> (at - 4)) & 0x00300030u;
-                a[i / 2][2 * (i % 2) + row] = minus(nibbles(word(b, row), i) | two, 1056.0f);
+                // The high bits of both codes, above the other four.
+                const u32 two = shifted(high, (i % 2 == 0 ? 4 : 8) - at);
+                a[i / 2][2 * (i % 2) + row] =
+                    minus(and_or(two, i % 2 == 0 ? 0x00300030u : 0x03000300u, nibbles(word(b, row), i)), offset_of(i) + 32.0f);
             }
     }
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }

@@ -27,30 +27,28 @@ ASSERT_LAYOUT(MatmulArgs);
 // The elements of a block of 32 columns as F16: a[s][0..4] for the two products s.
 template <typename P> __device__ __forceinline__ void elements(const P& p, int b, u32 (&a)[2][4]) {
     p.codes(0, b, a);
-    if (P::SCALES_PER_QUANT_BLOCK == 0 || P::PLANES == 2) return;
+    if constexpr (P::SCALES_PER_QUANT_BLOCK > 0 && P::PLANES == 1)
 #pragma unroll
-    for (int s = 0; s < 2; s++)
+        for (int s = 0; s < 2; s++)
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
-            if (P::FLOAT_SCALES) {
-                // F32 scales may exceed the range of F16, so the product is computed in F32 and rounded once.
-                const float scale = p.scale(0, b, row, s), min = p.min(b, row, s);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    u32& v = a[s][2 * i + row];
-                    const float2 code = __half22float2(halves(v));
-                    v = bits(__floats2half2_rn(scale * code.x - min, scale * code.y - min));
+            for (int row = 0; row < 2; row++) {
+                u32 &first = a[s][row], &second = a[s][2 + row];
+                if constexpr (P::FLOAT_SCALES) {
+                    // F32 scales may exceed the range of F16, so the product is computed in F32 and rounded once.
+                    const float scale = p.scale(0, b, row, s), min = p.min(b, row, s);
+                    auto element = [&](u32 v) {
+                        const float2 code = __half22float2(halves(v));
+                        return bits(__floats2half2_rn(scale * code.x - min, scale * code.y - min));
+                    };
+                    first = element(first), second = element(second);
+                } else if constexpr (P::MINS) {
+                    const half2 scale = p.half_scale(b, row, s), min = __hneg2(p.half_min(b, row));
+                    first = bits(__hfma2(halves(first), scale, min)), second = bits(__hfma2(halves(second), scale, min));
+                } else {
+                    const half2 scale = p.half_scale(b, row, s);
+                    first = bits(__hmul2(halves(first), scale)), second = bits(__hmul2(halves(second), scale));
                 }
-                continue;
             }
-            const half2 scale = __float2half2_rn(p.scale(0, b, row, P::SCALES_PER_QUANT_BLOCK == 2 ? s : 0));
-            const half2 min = __float2half2_rn(-p.min(b, row, 0));
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                u32& v = a[s][2 * i + row];
-                v = bits(P::MINS ? __hfma2(halves(v), scale, min) : __hmul2(halves(v), scale));
-            }
-        }
 }
 
 // The epilogue: bias, activation or addition, and the store of one warp's 16 x 8 sums (c; GATED: gate c and up).

@@ -1,4 +1,4 @@
-// The GEMM for few tokens (5 to about 64): Y = W X with packed F16 inputs (`packed_input`) and F32 sums.
+// The GEMM for few tokens (3 to about 64): Y = W X with packed F16 inputs (`packed_input`) and F32 sums.
 //
 // Memory bandwidth and latency limit such a product. So each warp has two tiles of rows (GATED: one of the gate and the same of
 // up) and some of the panels, and keeps the records of several panels in flight to its registers; the first ones are loaded

@@ -1,6 +1,10 @@
-// Prefill attention: a block takes 64 consecutive queries of one head (a query tile) through the KV pages of their sequence, on
-// the tensor cores in F16 with F32 sums and online softmax (FlashAttention-2, arXiv 2307.08691). The cache already has the
-// tokens' keys and values, and the queries are ready. The result is packed F16, as the output product reads it.
+// Attention of several consecutive tokens of a sequence, on the tensor cores in F16 with F32 sums and online softmax
+// (FlashAttention-2, arXiv 2307.08691). The cache already has the tokens' keys and values, and the queries are ready. The result is
+// packed F16, as the output product reads it.
+//
+// prefill_attention_*: a block takes 64 queries of one head (a query tile) through the KV pages of their sequence.
+// verify_attention_*: for a few tokens, as where drafts are verified. A block takes up to 16 tokens and four heads of one KV head, a head for
+// each warp, through some of the pages (split-KV). The last block of a tile and a group of heads merges the partial results.
 #include "heads.cuh"
 #include "masks.cuh"
 
@@ -22,7 +26,9 @@ struct PrefillArgs {
     u32 n_head, n_head_kv, stride, n_token_tiles; // query heads, KV heads, elements of a row of qkv, tiles of `packed`
     u32 mask, reach;                              // Mask (masks.cuh), and its number of positions
     float soft_cap;                               // 0: none
-    u32 unused;
+    u32 n_splits;                                 // verify_attention: most blocks that share the pages, at most 32
+    float* partial;                               // [n_tokens][n_head][n_splits][D + 2]: weighted sum, largest score, sum of weights
+    u32* tickets;                                 // counters [gridDim.x][gridDim.y], zero between launches
     ResultGate gate;
 };
 ASSERT_LAYOUT(PrefillArgs);
@@ -38,18 +44,78 @@ __device__ __forceinline__ void cap_scores(float (&score)[8][4], float cap) {
         for (int i = 0; i < 4; i++) score[j][i] = capped(score[j][i], cap);
 }
 
-// One block: a query tile and a head of D elements. Each warp has 16 of the queries.
-template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
+// Tokens and heads of a block of verify_attention.
+constexpr u32 VERIFIED_HEADS = 4;
+// Up to this many pages are not split, since merging costs more.
+constexpr u32 WHOLE_PAGES = 2;
+
+// Merges the splits' partial results of a warp's head, in the last block to finish; the others return.
+template <int D> __device__ __forceinline__ void merge_splits(const PrefillArgs& a, const QueryTile& tile, u32 head, bool exists, u32 n_splits) {
+    __shared__ bool is_last;
+    const int lane = threadIdx.x % 32;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32* ticket = a.tickets + blockIdx.x * gridDim.y + blockIdx.y;
+        is_last = atomicAdd(ticket, 1u) == n_splits - 1;
+        if (is_last) *ticket = 0;
+    }
+    __syncthreads();
+    if (!is_last || !exists) return;
+    __threadfence();
+    const float sink = a.sinks ? a.sinks[head] : -INFINITY;
+    for (u32 token = tile.token; token < tile.token + tile.n; token++) {
+        const float* from = a.partial + (size_t)(token * a.n_head + head) * a.n_splits * (D + 2);
+        // A lane for each split.
+        float2 of_split = make_float2(-INFINITY, 0.0f);
+        if (lane < (int)n_splits) of_split = __ldcg((const float2*)(from + lane * (D + 2) + D));
+        const float max_score = fmaxf(sink, warp_max(of_split.x));
+        float factor = __expf(of_split.x - max_score);
+        factor /= warp_sum(factor * of_split.y) + (a.sinks ? __expf(sink - max_score) : 0.0f);
+        float2 sums[(D + 63) / 64] = {};
+#pragma unroll 8
+        for (u32 split = 0; split < n_splits; split++) {
+            const float w = __shfl_sync(~0u, factor, split);
+#pragma unroll
+            for (int i = 0; i < (D + 63) / 64; i++) {
+                const int d = 64 * i + 2 * lane;
+                if (d >= D) continue;
+                const float2 part = __ldcg((const float2*)(from + split * (D + 2) + d));
+                sums[i].x += w * part.x, sums[i].y += w * part.y;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < (D + 63) / 64; i++) {
+            const u32 d = 64 * i + 2 * lane;
+            if (d >= D) continue;
+            if (a.gate.gates) sums[i].x = apply_gate(a.gate, token, head, d, sums[i].x), sums[i].y = apply_gate(a.gate, token, head, d + 1, sums[i].y);
+            *(half2*)(a.packed + packed_input(token, head * D + d, a.n_token_tiles)) = __floats2half2_rn(sums[i].x, sums[i].y);
+        }
+    }
+}
+
+// One block: a query tile and a head of D elements, where each warp has 16 of the queries; VERIFY: up to 16 queries of some heads, one for each warp.
+template <int D, bool VERIFY> __device__ __forceinline__ void attend(const PrefillArgs& a) {
     constexpr int ROW = D + 8; // of a page's row in shared memory, so that rows begin in different banks
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     wait_for_input();
     let_next_start();
     const QueryTile tile = a.tiles[blockIdx.x];
-    const u32 head = blockIdx.y, kv = head / (a.n_head / a.n_head_kv);
+    const u32 heads_per_kv = a.n_head / a.n_head_kv, n_chunks = (heads_per_kv + VERIFIED_HEADS - 1) / VERIFIED_HEADS;
+    const u32 of_kv = VERIFY ? blockIdx.y % n_chunks * VERIFIED_HEADS + warp : 0, kv = blockIdx.y / (VERIFY ? n_chunks : heads_per_kv);
+    const u32 head = VERIFY ? kv * heads_per_kv + of_kv : blockIdx.y;
+    const bool exists = !VERIFY || of_kv < heads_per_kv;
     const u32* pages = a.pages.pages + (size_t)tile.seq * a.pages.n_pages;
-    const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE;
+    u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE;
     const u32 last_pos = tile.pos + tile.n - 1;
-    const u32 end_page = (end_seen(a.mask, a.reach, last_pos, tile.last) - 1) / PAGE + 1;
+    u32 end_page = (end_seen(a.mask, a.reach, last_pos, tile.last) - 1) / PAGE + 1, n_splits = 1;
+    if (VERIFY) {
+        const u32 n_pages = end_page - first_page, of_split = n_pages <= WHOLE_PAGES ? n_pages : (n_pages + a.n_splits - 1) / a.n_splits;
+        n_splits = (n_pages + of_split - 1) / of_split;
+        if (blockIdx.z >= n_splits) return;
+        first_page += blockIdx.z * of_split;
+        end_page = min(first_page + of_split, end_page);
+    }
     // Pages that all queries of the tile, and those that would fill it up, see entirely.
     const u32 first_full = (first_seen(a.mask, a.reach, tile.pos + 63) + PAGE - 1) / PAGE;
     const u32 end_full = end_seen(a.mask, a.reach, tile.pos, tile.last) / PAGE;
@@ -69,14 +135,14 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     stage(first_page);
 
     u32 q[D / 16][4];
-    const u32 row0 = warp * 16 + g;
+    const u32 row0 = (VERIFY ? 0 : warp * 16) + g;
 #pragma unroll
     for (int s = 0; s < D / 16; s++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u32 row = row0 + 8 * (i % 2);
             const float* from = a.qkv + (size_t)(tile.token + row) * a.stride + head * D + 16 * s + 8 * (i / 2) + 2 * t;
-            const float2 v = row < tile.n ? *(const float2*)from : make_float2(0.0f, 0.0f);
+            const float2 v = exists && row < tile.n ? *(const float2*)from : make_float2(0.0f, 0.0f);
             q[s][i] = bits(__floats2half2_rn(v.x, v.y));
         }
     float out[D / 8][4] = {};
@@ -154,15 +220,23 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     for (int r = 0; r < 2; r++) {
         sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
         sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        const u32 row = row0 + 8 * r;
+        if (VERIFY && n_splits > 1) {
+            if (!exists || row >= tile.n) continue;
+            float* to = a.partial + ((size_t)((tile.token + row) * a.n_head + head) * a.n_splits + blockIdx.z) * (D + 2);
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) *(float2*)(to + 8 * n + 2 * t) = make_float2(out[n][2 * r], out[n][2 * r + 1]);
+            if (t == 0) *(float2*)(to + D) = make_float2(max_score[r], sum[r]);
+            continue;
+        }
         float factor = 1.0f;
-        if (a.sinks) {
+        if (a.sinks && exists) {
             const float larger = fmaxf(max_score[r], a.sinks[head]);
             factor = __expf(max_score[r] - larger);
             sum[r] = sum[r] * factor + __expf(a.sinks[head] - larger);
         }
         factor /= sum[r];
-        const u32 row = row0 + 8 * r;
-        if (row >= tile.n) continue;
+        if (!exists || row >= tile.n) continue;
         if (a.gate.gates) {
             // A loop of its own: inside the next one, code that is mostly skipped would be fetched for each element.
 #pragma unroll
@@ -180,12 +254,14 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
                 __floats2half2_rn(out[n][2 * r] * factor, out[n][2 * r + 1] * factor);
         }
     }
+    if (VERIFY && n_splits > 1) merge_splits<D>(a, tile, head, exists, n_splits);
 }
 
-#define PREFILL(D) \
-    extern "C" __global__ void __launch_bounds__(128) prefill_attention_##D(const __grid_constant__ PrefillArgs a) { prefill<D>(a); }
-PREFILL(32)
-PREFILL(64)
-PREFILL(96)
-PREFILL(128)
-PREFILL(256)
+#define ATTENTION(D)                                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(128) prefill_attention_##D(const __grid_constant__ PrefillArgs a) { attend<D, false>(a); }       \
+    extern "C" __global__ void __launch_bounds__(128) verify_attention_##D(const __grid_constant__ PrefillArgs a) { attend<D, true>(a); }
+ATTENTION(32)
+ATTENTION(64)
+ATTENTION(96)
+ATTENTION(128)
+ATTENTION(256)

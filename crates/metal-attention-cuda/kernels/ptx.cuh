@@ -92,6 +92,12 @@ __device__ __forceinline__ u32 and_xor(u32 v, u32 mask, u32 flip) {
     asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(v), "r"(mask), "r"(flip));
     return r;
 }
+// v & mask | flags, likewise.
+__device__ __forceinline__ u32 and_or(u32 v, u32 mask, u32 flags) {
+    u32 r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(v), "r"(mask), "r"(flags));
+    return r;
+}
 // The larger of two values; NaN if either is NaN. That NaN has the largest exponent, like infinity.
 __device__ __forceinline__ float larger(float a, float b) {
     float r;

@@ -1,4 +1,4 @@
-//! How decode steps are launched: by the persistent kernel, as a CUDA graph, or kernel by kernel.
+//! How decode steps and other small micro-batches are launched: by the persistent kernel, as a CUDA graph, or kernel by kernel.
 //!
 //! A decode step is one token of each of `n` sequences, all of them output tokens. The calls:
 //!
@@ -6,9 +6,9 @@
 //! launch_decode_steps            launches one decode step, or several of one sequence:
 //!   DecodeKernel::launch         the persistent kernel (decode.rs), where it is possible: all layers of one or more tokens of one
 //!                                sequence in one launch; each token is the highest logit of the one before
-//!   launch_decode_step           otherwise, one step:
-//!     CudaGraph::launch          from the second step of its size on, unless it is timed
-//!     ModelRunner::run           the first step of a size, which loads the kernels, and steps that are timed: kernel by kernel
+//!   launch_micro_batch           otherwise, one step. Also called for micro-batches of a few tokens of some sequences:
+//!     CudaGraph::launch          from the second decode step of its size on, or the eighth other micro-batch, unless it is timed
+//!     ModelRunner::run           earlier ones of a size, the first of which loads the kernels, and those that are timed: kernel by kernel
 //! ```
 //!
 //! Step numbers. Kernels that choose ids write them to host memory with the number of their decode step, under which the host reads
@@ -22,19 +22,40 @@
 use std::sync::Arc;
 
 use crate::CudaError;
-use crate::device::{CudaBuffer, CudaDevice};
+use crate::device::CudaBuffer;
 use crate::executor::CudaExecutor;
+use crate::inputs::QueryTiles;
 use crate::launch::CudaGraph;
 use crate::recurrent_state::RunSizes;
 use crate::runner::{MicroBatch, MicroBatchSize, TokenOutput};
 
-/// The CUDA graph of the decode steps of one size.
-pub(crate) enum DecodeGraph {
-    /// The first step has run and loaded the kernels; the next one is recorded.
-    Warm,
-    /// The launches of a step.
+/// The CUDA graph of the micro-batches of one size.
+pub(crate) enum StepGraph {
+    /// Not recorded yet: as many have run kernel by kernel. The first one has loaded the kernels.
+    Counted(u32),
+    /// The launches.
     Recorded(CudaGraph),
 }
+
+/// What the launches of a micro-batch depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct StepGraphKey {
+    /// The sizes.
+    pub(crate) size: MicroBatchSize,
+    /// Whether the output norm of all tokens is computed for a trace.
+    pub(crate) traces_norm: bool,
+}
+
+impl StepGraphKey {
+    /// The number of micro-batches that run before one is recorded. To record a graph takes as long as some ten launches of its kernels one
+    /// by one save; decode steps of one size are many, micro-batches with drafts have many sizes.
+    fn recorded_after(self) -> u32 {
+        if self.size.query_tiles.count == 0 { 1 } else { 8 }
+    }
+}
+
+/// Most graphs of an executor; further sizes are launched kernel by kernel.
+const MAX_GRAPHS: usize = 256;
 
 impl CudaExecutor {
     /// Whether a decode step of one sequence at position `pos` is one launch of the persistent kernel.
@@ -99,8 +120,9 @@ impl CudaExecutor {
             self.runner.finish_persistent(self.spec.n_vocab, output)?;
             return Ok(n_steps);
         }
-        let size = MicroBatchSize { n_tokens: n, n_outputs: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), output };
-        self.with_step_number(size, |pass| pass.launch_decode_step(&gpu, size))?;
+        let (query_tiles, runs) = (QueryTiles::default(), RunSizes::of_decode(n));
+        let size = MicroBatchSize { n_tokens: n, n_outputs: n, query_tiles, runs, output };
+        self.with_step_number(size, |pass| pass.launch_micro_batch(StepGraphKey { size, traces_norm: false }))?;
         Ok(1)
     }
 
@@ -126,29 +148,34 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Launches one decode step kernel by kernel or as a CUDA graph: the first step of a size is the warm-up, the second one records the
-    /// graph and launches it, later ones launch it. Steps that are timed never use a graph. After an error the size has no entry in
-    /// `graphs`: its next step is a warm-up again.
-    fn launch_decode_step(&mut self, gpu: &Arc<CudaDevice>, size: MicroBatchSize) -> Result<(), CudaError> {
-        let key = (size.n_tokens, size.output);
+    /// Launches a micro-batch of token ids, without spans and states, kernel by kernel or as a CUDA graph. Those that are timed never use a graph.
+    /// After an error the size has no entry in `graphs`: its next micro-batch is a warm-up again.
+    pub(crate) fn launch_micro_batch(&mut self, key: StepGraphKey) -> Result<(), CudaError> {
+        let StepGraphKey { size, traces_norm } = key;
+        let gpu = Arc::clone(&self.runner.gpu);
         let no_trace = |_: usize, _: &CudaBuffer| Ok(());
         let (spec, cache, recurrent) = (&self.spec, &self.cache, &self.recurrent_states);
         let batch = MicroBatch { spec, cache, recurrent, size, spans: None, states: &[] };
         if self.runner.timers.is_some() {
-            return self.runner.run(batch, false, no_trace);
+            return self.runner.run(batch, traces_norm, no_trace);
         }
         let graph = match self.graphs.remove(&key) {
+            Some(StepGraph::Recorded(graph)) => graph,
+            Some(StepGraph::Counted(n)) if n >= key.recorded_after() => {
+                gpu.record(|| self.runner.run(batch, traces_norm, no_trace))?
+            }
             // Kernels are loaded at their first launch, which is not possible while a graph is recorded.
-            None => {
-                self.runner.run(batch, false, no_trace)?;
-                self.graphs.insert(key, DecodeGraph::Warm);
+            counted @ (None | Some(StepGraph::Counted(_))) => {
+                self.runner.run(batch, traces_norm, no_trace)?;
+                let n = if let Some(StepGraph::Counted(n)) = counted { n } else { 0 };
+                if self.graphs.len() < MAX_GRAPHS {
+                    self.graphs.insert(key, StepGraph::Counted(n + 1));
+                }
                 return Ok(());
             }
-            Some(DecodeGraph::Recorded(graph)) => graph,
-            Some(DecodeGraph::Warm) => gpu.record(|| self.runner.run(batch, false, no_trace))?,
         };
         graph.launch()?;
-        self.graphs.insert(key, DecodeGraph::Recorded(graph));
+        self.graphs.insert(key, StepGraph::Recorded(graph));
         Ok(())
     }
 }

@@ -11,7 +11,8 @@
 //! run                          one step
 //!   evaluate                   uploads, launches, reads the results
 //!     launch_decode_steps      (decode_steps.rs) for a decode step without a trace
-//!     ModelRunner::run         for all other steps: kernel by kernel
+//!     launch_micro_batch       (decode_steps.rs) for other small micro-batches, which may be CUDA graphs
+//!     ModelRunner::run         for all others: kernel by kernel
 //! submit                       (lookahead.rs) greedy decode steps, whose ids are read later
 //!   launch_decode_steps
 //! read                         waits for the ids of a submitted step
@@ -49,17 +50,19 @@ use metal_attention_model::{
 
 use crate::activations::{Activations, Widths};
 use crate::decode::DecodeKernel;
-use crate::decode_steps::DecodeGraph;
+use crate::decode_steps::{StepGraph, StepGraphKey};
 use crate::device::Readback;
 use crate::exchange::{AbortFlag, Exchange};
 use crate::ids::ChosenIds;
-use crate::inputs::{SpanInputs, upload_query_tiles};
+use crate::inputs::{QueryTiles, SpanInputs, upload_query_tiles};
 use crate::kernels::Kernels;
 use crate::kv_cache::CudaKvCache;
 use crate::matrix::{CudaMatrix, packed_bytes};
 use crate::profile::{self, Timers};
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
-use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tokens, top_k_list};
+use crate::runner::{
+    MicroBatch, MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tokens, max_gemv_tokens, top_k_list,
+};
 use crate::sharding::Shard;
 use crate::support::supports;
 use crate::trace::TraceReader;
@@ -86,9 +89,8 @@ pub struct CudaExecutor {
     pub(crate) runner: ModelRunner,
     /// The persistent decode kernel, where it supports the model and the device.
     pub(crate) persistent_kernel: Option<DecodeKernel>,
-    /// CUDA graphs of decode steps, by number of sequences and output: the first step of a size runs kernel by kernel,
-    /// the next one is recorded.
-    pub(crate) graphs: HashMap<(usize, TokenOutput), DecodeGraph>,
+    /// CUDA graphs of decode steps and of other small micro-batches.
+    pub(crate) graphs: HashMap<StepGraphKey, StepGraph>,
     /// Pinned host memory for the results of a micro-batch.
     readback: Readback,
     /// Pinned host memory for rows of a trace; allocated at the first one.
@@ -214,7 +216,7 @@ impl CudaExecutor {
         let weight_bytes = gpu.allocated_bytes() - allocated_before - kv_cache - scratch;
         let memory = MemoryUse { weights: weight_bytes, kv_cache, scratch };
         // `exact`: all products read F32 inputs (GEMV), so that the number of tokens of a batch does not change any bit
-        // of a result. Otherwise products of more than four tokens read inputs rounded to F16 (GEMM). A model that is
+        // of a result. Otherwise products of more than two or four tokens read inputs rounded to F16 (GEMM). A model that is
         // mostly F32 is small, or is meant to be exact. A few F32 tensors, which many files have, do not count.
         let elements = |selects: &dyn Fn(TensorType) -> bool| -> usize {
             weights.tensors().into_iter().filter(|tensor| selects(tensor.ty())).map(Tensor::n_elements).sum()
@@ -222,6 +224,7 @@ impl CudaExecutor {
         let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
         let runner = ModelRunner {
+            max_gemv_tokens: max_gemv_tokens(&spec),
             max_few_tokens: max_few_tokens(gpu.summary(), spec.n_embd),
             gpu,
             kernels: Kernels::default(),
@@ -313,16 +316,36 @@ impl CudaExecutor {
         } else {
             // With one token of each sequence, attention has the kernels of decode steps, which need no query tiles.
             let is_decode_phase = Phase::of(tokens) == Phase::Decode;
-            let n_query_tiles = if is_decode_phase { 0 } else { upload_query_tiles(&lists[0], &self.runner.buffers)? };
+            let query_tiles = if is_decode_phase {
+                QueryTiles::default()
+            } else {
+                upload_query_tiles(&lists[0], &self.runner.buffers)?
+            };
             let spans = SpanInputs::new(step, seen, lists);
-            let size = MicroBatchSize { n_tokens: tokens.len(), n_outputs, n_query_tiles, runs, output };
-            let traces_norm = trace.as_ref().is_some_and(|trace| trace.before.contains(&(self.spec.n_layer() + 1)));
+            let size = MicroBatchSize { n_tokens: tokens.len(), n_outputs, query_tiles, runs, output };
+            let traced = trace.as_ref().map_or(&[][..], |trace| trace.before);
+            let traces_norm = traced.contains(&(self.spec.n_layer() + 1));
             let mut reader = match trace {
                 Some(trace) => TraceReader::new(&gpu, &mut self.trace_readback, trace, tokens, self.spec.n_embd)?,
                 None => None,
             };
+            // Rows before a layer are copied between the launches; those after the last layer are still there at their end, unless streams were
+            // merged in their place.
+            let [last, normed] = [self.spec.n_layer(), self.spec.n_layer() + 1];
+            let has_streams = self.runner.weights.embedding.streams.is_some();
+            let is_traced_at_end = traced.iter().all(|&layer| layer == normed || layer == last && !has_streams);
+            let is_small = tokens.len() <= self.runner.max_few_tokens;
+            let may_be_graph = is_small && spans.is_none() && step.states.is_none() && is_traced_at_end;
             // A step that chooses ids gets a step number, under which `read_results` reads them.
             self.with_step_number(size, |this| {
+                if may_be_graph {
+                    this.launch_micro_batch(StepGraphKey { size, traces_norm })?;
+                    let buffers = &this.runner.buffers;
+                    let mut copy =
+                        |layer, rows| reader.as_mut().map_or(Ok(()), |reader| reader.before_layer(layer, rows));
+                    copy(last, &buffers.x)?;
+                    return copy(normed, &buffers.h);
+                }
                 let batch = MicroBatch {
                     spec: &this.spec,
                     cache: &this.cache,
@@ -397,7 +420,8 @@ impl CudaExecutor {
         gpu.bind()?;
         gpu.check_watch()?;
         let runs = RunSizes::of_decode(1);
-        let size = MicroBatchSize { n_tokens: 1, n_outputs: 1, n_query_tiles: 0, runs, output: TokenOutput::Logits };
+        let query_tiles = QueryTiles::default();
+        let size = MicroBatchSize { n_tokens: 1, n_outputs: 1, query_tiles, runs, output: TokenOutput::Logits };
         for _ in 0..WAKE_PRODUCTS {
             self.runner.output_head(&self.spec, size)?;
         }

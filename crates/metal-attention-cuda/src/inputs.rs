@@ -12,8 +12,39 @@ use crate::activations::Activations;
 use crate::args::{QueryTileArgs, TokenArgs};
 use crate::executor::CudaExecutor;
 
-/// Most tokens of a query tile: the queries of one sequence that a block of `prefill_attention.cu` processes.
-const QUERY_TILE_TOKENS: usize = 64;
+/// The query tiles of a micro-batch: runs of tokens of one sequence, cut into tiles for the blocks of `prefill_attention.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct QueryTiles {
+    /// Their number; 0 in a decode step, which has one token of each sequence.
+    pub(crate) count: usize,
+    /// Which kernel they are for.
+    pub(crate) kernel: TileKernel,
+}
+
+/// The kernels over query tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) enum TileKernel {
+    /// `prefill_attention_*`: tiles of up to 64 tokens.
+    #[default]
+    Prefill,
+    /// `verify_attention_*`, which divides the KV pages among blocks, for runs of a few tokens: tiles of up to 16 tokens.
+    Verify,
+}
+
+impl TileKernel {
+    /// The kernel for runs of which the longest has `longest` tokens.
+    fn of_runs(longest: usize) -> Self {
+        if longest <= 2 * Self::Verify.tile_tokens() { Self::Verify } else { Self::Prefill }
+    }
+
+    /// Most tokens of a tile.
+    fn tile_tokens(self) -> usize {
+        match self {
+            Self::Prefill => 64,
+            Self::Verify => 16,
+        }
+    }
+}
 
 /// The spans of embedding rows of a step, and a list of tokens for each layer where layers differ in what inputs attend to.
 pub(crate) struct SpanInputs {
@@ -48,16 +79,16 @@ impl SpanInputs {
         self.seen.list_of(layer)
     }
 
-    /// Uploads a list of tokens in place of the one before, and its query tiles if the micro-batch has any. Returns their number.
+    /// Uploads a list of tokens in place of the one before, and its query tiles if the micro-batch has any. Returns these.
     /// Memory for all lists is not allocated, since an allocation may wait for other ranks, which wait for this one within a step.
     pub(crate) fn upload_list(
         &self,
         list: usize,
-        n_query_tiles: usize,
+        query_tiles: QueryTiles,
         buffers: &Activations,
-    ) -> Result<usize, CudaError> {
+    ) -> Result<QueryTiles, CudaError> {
         buffers.tokens.write(0, bytemuck::cast_slice(&self.lists[list]))?;
-        if n_query_tiles > 0 { upload_query_tiles(&self.lists[list], buffers) } else { Ok(0) }
+        if query_tiles.count > 0 { upload_query_tiles(&self.lists[list], buffers) } else { Ok(query_tiles) }
     }
 }
 
@@ -90,16 +121,15 @@ impl CudaExecutor {
     }
 }
 
-/// Uploads the query tiles of `tokens` for prefill attention. Returns their number.
-pub(crate) fn upload_query_tiles(tokens: &[TokenArgs], buffers: &Activations) -> Result<usize, CudaError> {
-    let tiles = query_tiles(tokens);
+/// Uploads the query tiles of `tokens`.
+pub(crate) fn upload_query_tiles(tokens: &[TokenArgs], buffers: &Activations) -> Result<QueryTiles, CudaError> {
+    let (tiles, kernel) = query_tiles(tokens);
     buffers.query_tiles.write(0, bytemuck::cast_slice(&tiles))?;
-    Ok(tiles.len())
+    Ok(QueryTiles { count: tiles.len(), kernel })
 }
 
-/// Cuts the runs of a micro-batch into query tiles, each of up to [`QUERY_TILE_TOKENS`] tokens. A sequence may have several runs,
-/// with tokens of other sequences in between.
-fn query_tiles(tokens: &[TokenArgs]) -> Vec<QueryTileArgs> {
+/// Cuts the runs of a micro-batch into query tiles. A sequence may have several runs, with tokens of other sequences in between.
+fn query_tiles(tokens: &[TokenArgs]) -> (Vec<QueryTileArgs>, TileKernel) {
     // The index up to which a token sees, if it or the token before it sees later ones; `None`: up to its own.
     let mut ends: Vec<Option<u32>> = Vec::with_capacity(tokens.len());
     for (i, token) in tokens.iter().enumerate() {
@@ -109,12 +139,13 @@ fn query_tiles(tokens: &[TokenArgs]) -> Vec<QueryTileArgs> {
     let inputs: Vec<_> = tokens.iter().zip(ends).enumerate().collect();
     let runs =
         inputs.chunk_by(|(_, (a, end)), (_, (b, end_of_b))| a.seq == b.seq && a.pos + 1 == b.pos && end == end_of_b);
-    let tiles = runs.flat_map(|run| run.chunks(QUERY_TILE_TOKENS)).map(|tile| {
+    let kernel = TileKernel::of_runs(runs.clone().map(<[_]>::len).max().unwrap_or(0));
+    let tiles = runs.flat_map(|run| run.chunks(kernel.tile_tokens())).map(|tile| {
         let (first, (TokenArgs { seq, pos, .. }, end)) = tile[0];
         let last = end.unwrap_or(*pos);
         QueryTileArgs { token: first as u32, n: tile.len() as u32, seq: *seq, pos: *pos, last }
     });
-    tiles.collect()
+    (tiles.collect(), kernel)
 }
 
 #[cfg(test)]
@@ -130,7 +161,7 @@ mod tests {
             pos.map(token).collect::<Vec<_>>()
         };
         let tiles = |tokens: &[Vec<TokenArgs>]| {
-            query_tiles(&tokens.concat()).iter().map(|t| [t.token, t.n, t.seq, t.pos, t.last]).collect::<Vec<_>>()
+            query_tiles(&tokens.concat()).0.iter().map(|t| [t.token, t.n, t.seq, t.pos, t.last]).collect::<Vec<_>>()
         };
         let text = [tokens(0, 5..75, None), tokens(1, 0..3, None), tokens(0, 75..76, None)];
         assert_eq!(tiles(&text), [[0, 64, 0, 5, 5], [64, 6, 0, 69, 69], [70, 3, 1, 0, 0], [73, 1, 0, 75, 75]]);
@@ -142,5 +173,10 @@ mod tests {
         // Sequences under a mask that is not causal.
         let whole = [tokens(0, 0..65, Some(64)), tokens(1, 0..2, Some(1))];
         assert_eq!(tiles(&whole), [[0, 64, 0, 0, 64], [64, 1, 0, 64, 64], [65, 2, 1, 0, 1]]);
+        // Drafts of two sequences: tiles for `verify_attention`.
+        let drafts = [tokens(0, 100..117, None), tokens(3, 7..9, None)];
+        assert_eq!(tiles(&drafts), [[0, 16, 0, 100, 100], [16, 1, 0, 116, 116], [17, 2, 3, 7, 7]]);
+        assert_eq!(query_tiles(&drafts.concat()).1, TileKernel::Verify);
+        assert_eq!(query_tiles(&tokens(0, 0..33, None)).1, TileKernel::Prefill);
     }
 }

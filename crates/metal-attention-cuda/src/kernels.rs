@@ -199,6 +199,11 @@ kernel_table! {
         kernel PREFILL_ATTENTION_96: PrefillArgs = "prefill_attention_96";
         kernel PREFILL_ATTENTION_128: PrefillArgs = "prefill_attention_128";
         kernel PREFILL_ATTENTION_256: PrefillArgs = "prefill_attention_256";
+        kernel VERIFY_ATTENTION_32: PrefillArgs = "verify_attention_32";
+        kernel VERIFY_ATTENTION_64: PrefillArgs = "verify_attention_64";
+        kernel VERIFY_ATTENTION_96: PrefillArgs = "verify_attention_96";
+        kernel VERIFY_ATTENTION_128: PrefillArgs = "verify_attention_128";
+        kernel VERIFY_ATTENTION_256: PrefillArgs = "verify_attention_256";
     }
     "ends" for All {
         kernel EMBEDDING: EmbeddingArgs = "embedding";

@@ -6,7 +6,7 @@
 //!
 //! The residual stream `x` (F32 `[n_tokens, n_embd]`) and all other intermediate results lie in [`Activations`]. The files of
 //! `parts/` add the launches of one kind of part each to `impl ModelRunner`; the files below have what parts share, and the order
-//! of a layer (`layer.rs`). Matrix products (`linear.rs`) use one of four paths by the number of tokens: GEMV (up to 4, or any
+//! of a layer (`layer.rs`). Matrix products (`linear.rs`) use one of four paths by the number of tokens: GEMV (up to 2 or 4, or any
 //! number in `exact` mode), a GEMM for few tokens (`matmul_few.rs`), a GEMM with warpgroup instructions (`matmul_wide.rs`, compute
 //! capability 9.0), and a GEMM for other devices.
 
@@ -33,13 +33,14 @@ use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::exchange::Exchange;
 use crate::ids::ChosenIds;
-use crate::inputs::SpanInputs;
+use crate::inputs::{QueryTiles, SpanInputs};
 use crate::kernels::Kernels;
 use crate::kv_cache::CudaKvCache;
 use crate::profile::Timers;
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::weights::CudaWeights;
 
+pub(crate) use linear::max_gemv_tokens;
 pub(crate) use matmul_few::max_few_tokens;
 pub(crate) use matmul_wide::{WideOutput, WideProduct, packed_layout, split_bytes};
 pub(crate) use scratch::SCRATCH_ALIGNMENT;
@@ -67,8 +68,8 @@ pub(crate) struct MicroBatchSize {
     pub(crate) n_tokens: usize,
     /// Tokens with output; 0 leaves out the last norm and the output head.
     pub(crate) n_outputs: usize,
-    /// Query tiles of prefill attention; 0 in a decode step, which has one token of each sequence.
-    pub(crate) n_query_tiles: usize,
+    /// Query tiles of attention.
+    pub(crate) query_tiles: QueryTiles,
     /// Runs of consecutive tokens of one sequence, for the recurrent layers.
     pub(crate) runs: RunSizes,
     /// Output of each output token.
@@ -87,8 +88,10 @@ pub(crate) struct ModelRunner {
     pub(crate) buffers: Activations,
     /// Ids that greedy decode steps have chosen.
     pub(crate) ids: ChosenIds,
-    /// Whether products read F32 inputs for any number of tokens (GEMV kernels), instead of F16 inputs from 5 tokens on.
+    /// Whether products read F32 inputs for any number of tokens (GEMV kernels), instead of F16 inputs from 3 or 5 tokens on.
     pub(crate) exact: bool,
+    /// Most tokens of a micro-batch whose products are GEMVs (any number in `exact` mode).
+    pub(crate) max_gemv_tokens: usize,
     /// Most tokens of a micro-batch whose products use the path of `matmul_few.rs`.
     pub(crate) max_few_tokens: usize,
     /// Mailboxes of the ranks; `None` without tensor parallelism.
@@ -155,7 +158,7 @@ impl ModelRunner {
             before_layer(i, &self.buffers.x)?;
             if let Some(spans) = batch.spans.filter(|spans| spans.list_of(i) != list) {
                 list = spans.list_of(i);
-                batch.size.n_query_tiles = spans.upload_list(list, batch.size.n_query_tiles, &self.buffers)?;
+                batch.size.query_tiles = spans.upload_list(list, batch.size.query_tiles, &self.buffers)?;
             }
             // Moved out, since a layer's weights are read while `self` is borrowed mutably for launches.
             let layers = std::mem::take(&mut self.weights.layers);

@@ -42,4 +42,6 @@ inline half2 __hadd2(half2 a, half2 b) { return {__hadd(a.x, b.x), __hadd(a.y, b
 inline half2 __hsub2(half2 a, half2 b) { return {__hsub(a.x, b.x), __hsub(a.y, b.y)}; }
 inline half2 __hmul2(half2 a, half2 b) { return {__hmul(a.x, b.x), __hmul(a.y, b.y)}; }
 inline half2 __hfma2(half2 a, half2 b, half2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
+inline half2 __low2half2(half2 v) { return {v.x, v.x}; }
+inline half2 __high2half2(half2 v) { return {v.y, v.y}; }
 inline half2 __hneg2(half2 v) { return {__hneg(v.x), __hneg(v.y)}; }

@@ -65,6 +65,7 @@ template <bool SIGNED> inline void add_mma_codes(int (&d)[4], u32 a0, u32 a1, u3
     for (int i = 0; i < 4; i++) d[i] += more[i];
 }
 inline u32 and_xor(u32 v, u32 mask, u32 flip) { return (v & mask) ^ flip; }
+inline u32 and_or(u32 v, u32 mask, u32 flags) { return v & mask | flags; }
 inline float power_of_two(float v) { return exp2f(v); }
 inline float larger(float a, float b) { return a != a || b != b ? __uint_as_float(0x7fffffffu) : a > b ? a : b; }
 template <int ID, int THREADS> inline void named_barrier_sync() { software::block_barrier(ID, THREADS); }

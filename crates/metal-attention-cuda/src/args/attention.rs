@@ -152,7 +152,7 @@ kernel_args! {
         pub(crate) gate: GateArgs,
     }
 
-    /// Arguments of attention over query tiles (`prefill_attention.cu`).
+    /// Arguments of attention over query tiles (`prefill_attention.cu`), with and without split-KV.
     pub(crate) struct PrefillArgs = "PrefillArgs" in "prefill_attention.cu" {
         pub(crate) tiles: DevicePtr<QueryTileArgs>,
         pub(crate) pages: PagesArgs,
@@ -168,7 +168,9 @@ kernel_args! {
         pub(crate) mask: u32,
         pub(crate) reach: u32,
         pub(crate) soft_cap: f32,
-        pub(crate) unused: u32,
+        pub(crate) n_splits: u32,
+        pub(crate) partial: DevicePtr<f32>,
+        pub(crate) tickets: DevicePtr<u32>,
         pub(crate) gate: GateArgs,
     }
 }
@@ -291,6 +293,10 @@ impl KernelArgs for PrefillArgs {
         page_of("v_cache", self.v_cache.cast(), launch, self.n_head_kv, dim as u32, bounds);
         bounds.array("qkv", self.qkv, dim);
         bounds.packed("packed", self.packed, self.n_token_tiles, heads * dim);
+        if self.n_splits > 1 {
+            bounds.array("partial", self.partial, launch.grid.blocks[0] * heads * self.n_splits as usize * (dim + 2));
+            bounds.array("tickets", self.tickets, launch.grid.blocks[0] * launch.grid.blocks[1]);
+        }
         bounds.array("sinks", self.sinks, heads);
         self.gate.bounds(1, self.n_head, dim as u32, bounds);
     }

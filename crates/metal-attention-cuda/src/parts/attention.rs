@@ -1,7 +1,7 @@
 //! Softmax attention: queries, keys and values; RoPE and norms; the KV cache; attention; without the output product.
 //!
 //! Three kinds of kernels attend: for each token by itself `attention.cu` and, on tensor cores, `attention_on_units.cu`, which in decode
-//! steps also apply norm and RoPE and write the KV cache; in prefill a FlashAttention-like kernel on
+//! steps also apply norm and RoPE and write the KV cache; for several tokens of a sequence FlashAttention-like kernels on
 //! tensor cores over query tiles (`prefill_attention.cu`), after `append_*` or `attention_inputs_*` has written the KV cache;
 //! and `general_attention.cu` for every mask, head size and ALiBi. Where there are few blocks, positions are split (split-KV)
 //! and the last block of a head merges the partial results.
@@ -15,12 +15,13 @@ use metal_attention_model::{
 use crate::CudaError;
 use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, Widths, n_splits, widen};
 use crate::args::{AttentionArgs, AttentionInputsArgs, GateArgs, GeneralAttentionArgs, HeadArgs, PrefillArgs};
+use crate::inputs::{QueryTiles, TileKernel};
 use crate::kernels::{self, EntryPoint, of_cache};
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
 use crate::runner::layer::SublayerOutput;
 use crate::runner::linear::{LinearInput, LinearOp};
-use crate::runner::{MicroBatch, ModelRunner};
+use crate::runner::{MicroBatch, MicroBatchSize, ModelRunner};
 use crate::slice::DevicePtr;
 use crate::weights::{CudaLinear, CudaVector, Loader, norm_kind, ptr_or_null};
 
@@ -28,6 +29,11 @@ use crate::weights::{CudaLinear, CudaVector, Loader, norm_kind, ptr_or_null};
 const MAX_PAGED_HEAD_DIM: usize = 256;
 /// Most elements of a head for the general attention kernel.
 const MAX_HEAD_DIM: usize = 512;
+
+/// Query heads of a block of `verify_attention`.
+pub(crate) const VERIFIED_HEADS: usize = 4;
+/// Partial results of a head that a block of `verify_attention` merges in less time than it takes to compute them.
+const VERIFY_MERGED_ROWS: usize = 128;
 
 /// A gate of attention's result.
 #[derive(Debug)]
@@ -360,7 +366,7 @@ impl ModelRunner {
         a: &CudaAttention,
     ) -> Result<Option<(DevicePtr<f32>, usize)>, CudaError> {
         let MicroBatch { cache, size, .. } = batch;
-        let Some(args) = a.separate_inputs.filter(|_| size.n_query_tiles > 0 || !a.fused_in_decode) else {
+        let Some(args) = a.separate_inputs.filter(|_| size.query_tiles.count > 0 || !a.fused_in_decode) else {
             return Ok(None);
         };
         let [k_cache, v_cache] = cache.layer_pages(i);
@@ -454,21 +460,16 @@ impl ModelRunner {
             unused: 0,
         };
         // These kernels read all keys and values from the cache, so new ones have to be appended before.
-        let is_prefill = size.n_query_tiles > 0;
+        let is_prefill = size.query_tiles.count > 0;
         let appended = is_prefill || separate.is_some();
         if is_prefill && separate.is_none() {
             let heads = a.n_head + 2 * a.n_head_kv;
             let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * a.head_dim };
             self.launch(of_cache(kernels::APPEND, cache.cache_type), "", grid, &args)?;
         }
-        let tensor_core_kernel = prefill_kernel(a.head_dim).filter(|_| cache.cache_type == CacheType::F16);
-        let on_tensor_cores = tensor_core_kernel.is_some();
-        if let Some(entry) = tensor_core_kernel
-            && is_prefill
-            && !packed.is_null()
-            && a.slopes.is_none()
-        {
-            return self.prefill_attention(entry, &args, a, size.n_query_tiles);
+        let on_tensor_cores = prefill_kernel(a.head_dim).is_some() && cache.cache_type == CacheType::F16;
+        if is_prefill && on_tensor_cores && !packed.is_null() && a.slopes.is_none() {
+            return self.attention_of_tiles(&args, a, size);
         }
         match a.kernels {
             AttentionKernels::Paged if on_tensor_cores && a.head_dim <= 128 => {
@@ -533,14 +534,22 @@ impl ModelRunner {
         self.launch(of_cache(kernels::GENERAL_ATTENTION, cache_type), "", grid, &args)
     }
 
-    /// Launches prefill attention over the query tiles.
-    fn prefill_attention(
+    /// Launches attention over the query tiles.
+    fn attention_of_tiles(
         &mut self,
-        entry: EntryPoint<PrefillArgs>,
         base: &AttentionArgs,
         a: &CudaAttention,
-        n_query_tiles: usize,
+        size: MicroBatchSize,
     ) -> Result<(), CudaError> {
+        let QueryTiles { count, kernel } = size.query_tiles;
+        let (entry, rows, n_splits) = match kernel {
+            TileKernel::Prefill => (prefill_kernel(a.head_dim), a.n_head, 1),
+            TileKernel::Verify => {
+                let rows = a.n_head_kv * (a.n_head / a.n_head_kv).div_ceil(VERIFIED_HEADS);
+                (verify_kernel(a.head_dim), rows, verify_splits(size.n_tokens, count, rows))
+            }
+        };
+        let entry = entry.ok_or(CudaError::UnsupportedPart { part: "heads of that many elements" })?;
         let args = PrefillArgs {
             tiles: self.buffers.query_tiles.ptr(),
             pages: base.pages,
@@ -556,12 +565,13 @@ impl ModelRunner {
             mask: base.mask,
             reach: base.reach,
             soft_cap: base.soft_cap,
-            unused: 0,
+            n_splits: n_splits as u32,
+            partial: base.partial,
+            tickets: base.tickets,
             gate: base.gate,
         };
         let shared = 2 * 2 * 2 * 64 * (a.head_dim + 8);
-        let grid = LaunchGrid { blocks: [n_query_tiles, a.n_head, 1], threads: 128, shared };
-        self.launch(entry, "", grid, &args)
+        self.launch(entry, "", LaunchGrid { blocks: [count, rows, n_splits], threads: 128, shared }, &args)
     }
 }
 
@@ -584,6 +594,25 @@ pub(crate) fn prefill_kernel(head_dim: usize) -> Option<EntryPoint<PrefillArgs>>
         256 => Some(kernels::PREFILL_ATTENTION_256),
         _ => None,
     }
+}
+
+/// The same for micro-batches of a few tokens of each sequence.
+pub(crate) fn verify_kernel(head_dim: usize) -> Option<EntryPoint<PrefillArgs>> {
+    match head_dim {
+        32 => Some(kernels::VERIFY_ATTENTION_32),
+        64 => Some(kernels::VERIFY_ATTENTION_64),
+        96 => Some(kernels::VERIFY_ATTENTION_96),
+        128 => Some(kernels::VERIFY_ATTENTION_128),
+        256 => Some(kernels::VERIFY_ATTENTION_256),
+        _ => None,
+    }
+}
+
+/// Blocks that share the pages of a query tile of `verify_attention`: `rows` of blocks, for each of `n_tiles` tiles with `n_tokens` tokens
+/// in all. Few where blocks are many, and where tiles have many tokens, since one block merges the partial results of each.
+fn verify_splits(n_tokens: usize, n_tiles: usize, rows: usize) -> usize {
+    let for_merging = (VERIFY_MERGED_ROWS / n_tokens.div_ceil(n_tiles).max(1)).min(ATTENTION_BLOCKS / n_tokens.max(1));
+    (ATTENTION_BLOCKS / (n_tiles * rows).max(1)).min(for_merging).clamp(1, MAX_SPLITS)
 }
 
 #[cfg(test)]

@@ -276,7 +276,7 @@ impl ModelRunner {
     /// rows for the experts. Not for `exact` passes, whose bits may not depend on the number of tokens.
     pub(crate) fn router_norms(&self, batch: MicroBatch<'_>, w: &CudaExperts, norm: &CudaNorm) -> bool {
         !self.exact
-            && batch.size.n_tokens <= GEMV_TOKENS
+            && self.uses_f32_inputs(batch.size.n_tokens)
             && w.router_rows.is_some()
             && w.router_norm.is_none()
             && norm.fuses_with_product()

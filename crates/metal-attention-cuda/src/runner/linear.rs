@@ -3,11 +3,13 @@
 //! Weights are repacked at load (`matrix.rs`): a tile is 16 rows, a panel is 64 columns, and the codes and scales of one tile's
 //! panel (or of four neighbouring ones) are one record. A product is launched in one of these ways
 //! ([`product`](Launcher::product)):
-//! - GEMV, with F32 inputs, for up to [`GEMV_TOKENS`] tokens in one launch (`matvec.cu`); in `exact` mode for any number of
+//! - GEMV, with F32 inputs, for up to [`max_gemv_tokens`] tokens in one launch (`matvec.cu`); in `exact` mode for any number of
 //!   tokens, a launch for every four of them.
 //! - GEMM, with inputs rounded to F16 and packed in the order of the tensor cores: `matmul_few.rs`, `matmul_wide.rs`, or,
 //!   without warpgroup instructions, `matmul.cu` (see [`gemm`](Launcher::gemm)).
 //! - `odd_rows.cu`, a plain kernel, where the number of columns is not a multiple of four.
+
+use metal_attention_model::{FeedForward, ModelSpec};
 
 use super::ModelRunner;
 use super::launcher::Launcher;
@@ -21,8 +23,10 @@ use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
 use crate::slice::{DevicePtr, DeviceSlice, F16};
 use crate::weights::{CudaLinear, CudaNorm, norm_kind, ptr_or_null};
 
-/// Most tokens of one GEMV launch; the largest micro-batch whose inputs stay F32 outside of `exact` mode.
+/// Most tokens of one GEMV launch.
 pub(crate) const GEMV_TOKENS: usize = 4;
+/// Elements of a row of the residual stream from which on [`max_gemv_tokens`] is less.
+const GEMM_WIDTH: usize = 2048;
 /// Warps of a block of the GEMV and GEMM kernels.
 pub(crate) const WARPS: usize = 8;
 /// Warps over the whole device that keep enough loads in flight to use the full memory bandwidth.
@@ -172,6 +176,16 @@ pub(crate) fn norm_args(norm: Option<&CudaNorm>, x: DeviceSlice<f32>, n_in: usiz
     }
 }
 
+/// Most tokens of a micro-batch whose products are GEMVs. For more the GEMM for few tokens is faster where matrices are large: measured on an
+/// H200 at widths 2048, 2560 and 4096. Matrices of experts have few tokens each.
+pub(crate) fn max_gemv_tokens(spec: &ModelSpec) -> usize {
+    let has_experts = spec.layers.iter().any(|layer| match layer.feed_forward {
+        FeedForward::Experts(_) => true,
+        FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => false,
+    });
+    if spec.n_embd >= GEMM_WIDTH && !has_experts { 2 } else { GEMV_TOKENS }
+}
+
 /// The largest power of two that is not more than `n`.
 pub(crate) fn previous_power_of_two(n: usize) -> usize {
     if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 }
@@ -204,7 +218,7 @@ pub(crate) fn gemv_tokens(
 impl ModelRunner {
     /// Whether products of `n_tokens` tokens read F32 inputs (GEMV), and not packed F16 inputs (GEMM).
     pub(crate) fn uses_f32_inputs(&self, n_tokens: usize) -> bool {
-        self.exact || n_tokens <= GEMV_TOKENS
+        self.exact || n_tokens <= self.max_gemv_tokens
     }
 
     /// Rows that exist both as F32 and packed, in the form that products of `n_tokens` tokens read.

@@ -1,5 +1,5 @@
-//! The GEMM for few tokens (`matmul_few.cu`): from 5 tokens up to [`max_few_tokens`], where memory bandwidth limits a product, as
-//! in decode steps of many sequences. Weights go from memory to registers without a stop in shared memory.
+//! The GEMM for few tokens (`matmul_few.cu`): for more than [`max_gemv_tokens`](super::max_gemv_tokens), up to [`max_few_tokens`], where memory
+//! bandwidth limits a product, as in decode steps of many sequences, and where drafts are verified. Weights go from memory to registers without a stop in shared memory.
 //!
 //! `y = W x` with packed F16 inputs; a block takes some tiles of 16 rows and up to 32 tokens. If there are too few blocks to
 //! occupy the device, several warps of a block share the columns (panels) of a tile, and then several blocks do (split-K),

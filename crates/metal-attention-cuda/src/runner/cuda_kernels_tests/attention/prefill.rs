@@ -11,7 +11,7 @@ use crate::CudaDevice;
 use crate::args::{GeneralAttentionArgs, PrefillArgs, QueryTileArgs};
 use crate::kernels;
 use crate::launch::LaunchGrid;
-use crate::parts::attention::prefill_kernel;
+use crate::parts::attention::{VERIFIED_HEADS, prefill_kernel, verify_kernel};
 use crate::slice::DevicePtr;
 
 /// In prefill, weights and results are rounded to F16 (2^-11 each).
@@ -52,9 +52,18 @@ fn append() {
     }
 }
 
-/// Launches prefill attention and compares the packed result.
-fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usize)], wide: bool) {
-    let what = format!("prefill of {shape:?} {runs:?}");
+/// Runs of a few tokens after contexts of up to five pages.
+const VERIFY: &[(usize, usize, usize)] = &[(1, 0, 5), (3, 70, 1), (0, 256, 16), (4, 126, 2), (2, 300, 7), (6, 5, 15)];
+
+/// Launches prefill attention, or with `n_splits` attention with split-KV, and compares the packed result.
+fn check_tiles(
+    gpu: &Arc<CudaDevice>,
+    shape: Shape,
+    runs: &[(usize, usize, usize)],
+    wide: bool,
+    n_splits: Option<usize>,
+) {
+    let what = format!("attention of {shape:?} {runs:?}, splits {n_splits:?}");
     let setup = Setup::new(gpu, shape, runs, true, 1e3);
     let (n, width) = (setup.tokens.len(), shape.n_head * shape.dim);
     let order = n.div_ceil(8) as u32 | if wide { WIDE } else { 0 };
@@ -73,6 +82,9 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     }
     let tile_buffer = gpu.upload("tiles", &tiles).unwrap();
     let base = setup.args(&qkv, DevicePtr::NULL, packed.ptr(), order);
+    let groups = shape.n_head_kv * (shape.n_head / shape.n_head_kv).div_ceil(VERIFIED_HEADS);
+    let partial = poisoned(gpu, n * shape.n_head * n_splits.unwrap_or(1) * (shape.dim + 2));
+    let tickets = gpu.zeros("tickets", 4 * (tiles.len() * groups) as u64).unwrap();
     let args = PrefillArgs {
         tiles: tile_buffer.ptr(),
         pages: base.pages,
@@ -88,13 +100,18 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         mask: base.mask,
         reach: base.reach,
         soft_cap: base.soft_cap,
-        unused: 0,
+        n_splits: n_splits.unwrap_or(1) as u32,
+        partial: partial.ptr(),
+        tickets: tickets.ptr(),
         gate: base.gate,
     };
     let shared = 2 * 2 * 2 * 64 * (shape.dim + 8);
-    let grid = LaunchGrid { blocks: [tiles.len(), shape.n_head, 1], threads: 128, shared };
-    let kernel = prefill_kernel(shape.dim).unwrap();
-    launch(gpu, kernel, grid, &args);
+    let (kernel, blocks) = match n_splits {
+        None => (prefill_kernel(shape.dim), [tiles.len(), shape.n_head, 1]),
+        Some(n_splits) => (verify_kernel(shape.dim), [tiles.len(), groups, n_splits]),
+    };
+    launch(gpu, kernel.unwrap(), LaunchGrid { blocks, threads: 128, shared }, &args);
+    assert_eq!(read::<u32>(gpu, &tickets, tiles.len() * groups), vec![0; tiles.len() * groups], "{what}: tickets");
     let got = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
     let query = |token: usize, head: usize| {
         let rounded = |v: &f64| f64::from(f16::from_f64(*v).to_f32());
@@ -107,7 +124,12 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
 fn prefill_attention_of_every_head_size() {
     let Some(gpu) = device() else { return };
     for (dim, n_head, n_head_kv) in [(32, 4, 4), (64, 3, 1), (96, 4, 2), (128, 5, 1), (256, 2, 2)] {
-        check_prefill(&gpu, shape(n_head, n_head_kv, dim), PREFILL, dim.is_multiple_of(64));
+        check_tiles(&gpu, shape(n_head, n_head_kv, dim), PREFILL, dim.is_multiple_of(64), None);
+    }
+    for (dim, n_head, n_head_kv) in [(32, 4, 4), (64, 3, 1), (96, 12, 2), (128, 5, 1), (256, 2, 2)] {
+        for n_splits in [1, 2, 3, 32] {
+            check_tiles(&gpu, shape(n_head, n_head_kv, dim), VERIFY, false, Some(n_splits));
+        }
     }
 }
 
@@ -140,8 +162,9 @@ fn prefill_attention_with_masks_caps_sinks_and_gates() {
     .into_iter()
     .enumerate()
     {
-        check_prefill(&gpu, shape, PREFILL, i.is_multiple_of(2));
-        check_prefill(&gpu, shape, &[(0, 130, 130)], i % 2 == 1);
+        check_tiles(&gpu, shape, PREFILL, i.is_multiple_of(2), None);
+        check_tiles(&gpu, shape, &[(0, 130, 130)], i % 2 == 1, None);
+        check_tiles(&gpu, shape, VERIFY, i.is_multiple_of(2), Some(2 + i % 4));
     }
 }
 

@@ -19,6 +19,7 @@ use super::{assert_near, random, read, to_f64};
 use crate::CudaDevice;
 use crate::args::{RowsArgs, StatesArgs};
 use crate::device::CudaBuffer;
+use crate::inputs::QueryTiles;
 use crate::kv_cache::CudaKvCache;
 use crate::recurrent_state::CudaRecurrentStates;
 
@@ -93,7 +94,7 @@ impl States {
         let runs = self.on_device.write(segments).unwrap();
         let n_tokens = n_tokens(segments);
         let output = TokenOutput::Hidden;
-        let size = MicroBatchSize { n_tokens, n_outputs: 0, n_query_tiles: 0, runs, output };
+        let size = MicroBatchSize { n_tokens, n_outputs: 0, query_tiles: QueryTiles::default(), runs, output };
         MicroBatch { spec, cache, recurrent: &self.on_device, size, spans: None, states: &[] }
     }
 
