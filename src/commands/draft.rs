@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use metal_attention::backends::BackendPass;
 use metal_attention::speculation::{
-    DraftFile, DraftModel, DraftModelOptions, DraftRequest, Drafter, Evaluated, HeadDrafter,
+    Draft, DraftFile, DraftLogits, DraftModel, DraftModelOptions, DraftRequest, Drafter, Evaluated, HeadDrafter,
 };
-use metal_attention::{BatchToken, EngineOptions, Error, HiddenRequest, Model, OutputKind, TracedTokens};
+use metal_attention::{BatchToken, EngineOptions, Error, ForwardError, HiddenRequest, Model, OutputKind, TracedTokens};
 
 use crate::cli_error::CliError;
 use crate::engine_args::{EngineArgs, at_least_one};
@@ -36,8 +36,8 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3). A smaller
-    /// model may have another vocabulary; tokens then correspond by their texts. Logits of tokens that it lacks are -inf
+    /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3, Gemma 4's
+    /// assistant). A smaller model may have another vocabulary; tokens then correspond by their texts. Logits of tokens that it lacks are -inf
     #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     draft: Option<PathBuf>,
 
@@ -100,18 +100,18 @@ fn beside(
     args: &Args,
     model: &Model,
     ids: &[u32],
-    new: impl FnOnce(&dyn BackendPass, &EngineOptions) -> Result<Box<dyn Drafter>, Error>,
+    new: impl FnOnce(&mut dyn BackendPass, &EngineOptions) -> Result<Box<dyn Drafter>, Error>,
 ) -> Result<Proposal, CliError> {
     let loading = ProgressLine::spinner("loading the model");
     let mut options = args.engine.options(model);
     options.n_ctx.get_or_insert(ids.len() + args.n);
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.backend(&options)?;
-    let mut drafter = new(&*pass, &options)?;
+    let mut drafter = new(&mut *pass, &options)?;
     drop(loading);
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
     observe(model, &mut *pass, &mut *drafter, ids)?;
-    let proposal = propose(&mut *drafter, ids, args.n)?;
+    let proposal = propose(ids, args.n, |requests, logits| drafter.propose_beside(&mut *pass, requests, Some(logits)))?;
     if !proposal.ids.is_empty() && !proposal.logits.iter().any(|logit| logit.is_finite()) {
         return Err(Error::NoNumbers.into());
     }
@@ -128,7 +128,7 @@ fn of_draft_model(args: &Args, model: &Model, draft: &Model, ids: &[u32]) -> Res
     let mut drafter = DraftModel::new(model, draft, &options, DraftModelOptions::default())?;
     drop(loading);
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
-    propose(&mut drafter, ids, args.n)
+    propose(ids, args.n, |requests, logits| drafter.propose_with_logits(requests, logits))
 }
 
 /// Evaluates all of `ids` but the last one with the model, and lets the drafter observe them.
@@ -150,12 +150,16 @@ fn observe(model: &Model, pass: &mut dyn BackendPass, drafter: &mut dyn Drafter,
     Ok(())
 }
 
-/// Lets the drafter propose `n` tokens after `ids`.
-fn propose(drafter: &mut dyn Drafter, ids: &[u32], n: usize) -> Result<Proposal, CliError> {
+/// The `n` tokens that a drafter proposes after `ids`, by `propose`.
+fn propose(
+    ids: &[u32],
+    n: usize,
+    propose: impl FnOnce(&[DraftRequest<'_>], DraftLogits<'_>) -> Result<Vec<Draft>, ForwardError>,
+) -> Result<Proposal, CliError> {
     let mut logits = Vec::new();
     let mut keep = |_request: usize, _draft: usize, row: &[f32]| logits.extend_from_slice(row);
     let request = DraftRequest { seq: 0, ids, prediction: &[], n };
-    let drafts = drafter.propose_with_logits(&[request], &mut keep).map_err(Error::from)?;
+    let drafts = propose(&[request], &mut keep).map_err(Error::from)?;
     Ok(Proposal { ids: drafts.into_iter().flat_map(|draft| draft.ids).collect(), logits })
 }
 

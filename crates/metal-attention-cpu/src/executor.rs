@@ -3,11 +3,14 @@
 //! [`CpuExecutor`] owns everything that outlives a step, except the page table: the prepared weights, the KV pages and recurrent
 //! states, the scratch buffers and the thread pool. [`MicroBatchRun`] evaluates a step.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedModel,
-    MemoryUse, ModelSpec, PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults, Watch,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedAssistant,
+    LoadedModel, MemoryUse, ModelSpec, PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults,
+    Watch,
 };
 
 use crate::cores::physical_cores;
@@ -50,7 +53,8 @@ pub struct CpuExecutor {
     spec: ModelSpec,
     groups: CacheGroups,
     weights: PreparedWeights,
-    cache: KvCache,
+    /// Shared with the executor of an assistant, which reads it. The session runs one of them at a time.
+    cache: Arc<Mutex<KvCache>>,
     states: StateSlots,
     scratch: Scratch,
     /// Buffers for evaluating the sequences of a small model in parallel; `None` where that does not pay.
@@ -110,6 +114,23 @@ impl CpuExecutor {
         Self::with_first(cpu, model, options, Some(&first.weights))
     }
 
+    /// Sets up an assistant of the model of `target`, to be [attached](Session::attach_assistant) to its session: it reads the
+    /// KV cache of `target`, and has none.
+    ///
+    /// # Errors
+    ///
+    /// As of [`new`](Self::new).
+    pub fn assistant(
+        target: &Self,
+        cpu: &CpuOptions,
+        assistant: &LoadedAssistant,
+        options: &SessionOptions,
+    ) -> Result<Self, CpuError> {
+        let groups = target.groups.of_assistant(assistant.spec());
+        let cache = Arc::clone(&target.cache);
+        Self::over_cache(cpu, assistant.as_model(), options, Some(&target.weights), groups, cache)
+    }
+
     /// [`new`](Self::new), or [`beside`](Self::beside) a model with the weights `first`.
     fn with_first(
         cpu: &CpuOptions,
@@ -117,8 +138,29 @@ impl CpuExecutor {
         options: &SessionOptions,
         first: Option<&PreparedWeights>,
     ) -> Result<Self, CpuError> {
-        let spec = model.spec().clone();
-        let n_threads = cpu.n_threads;
+        let spec = model.spec();
+        let capacity = options.capacity(spec);
+        if let Some((option, max)) = capacity.out_of_range() {
+            return Err(CpuError::Option { option, max });
+        }
+        let groups = CacheGroups::new(spec, capacity);
+        let cache = match options.cache_type {
+            CacheType::F16 => KvCache::F16(layer_caches(spec, &groups)?),
+            CacheType::F32 => KvCache::F32(layer_caches(spec, &groups)?),
+        };
+        Self::over_cache(cpu, model, options, first, groups, Arc::new(Mutex::new(cache)))
+    }
+
+    /// An executor over the KV cache `cache`, whose layers `groups` name.
+    fn over_cache(
+        cpu: &CpuOptions,
+        model: &LoadedModel,
+        options: &SessionOptions,
+        first: Option<&PreparedWeights>,
+        groups: CacheGroups,
+        cache: Arc<Mutex<KvCache>>,
+    ) -> Result<Self, CpuError> {
+        let (spec, n_threads) = (model.spec().clone(), cpu.n_threads);
         let capacity = options.capacity(&spec);
         if let Some((option, max)) = capacity.out_of_range() {
             return Err(CpuError::Option { option, max });
@@ -126,11 +168,6 @@ impl CpuExecutor {
         if n_threads == 0 || n_threads > MAX_THREADS {
             return Err(CpuError::Option { option: "the number of threads", max: MAX_THREADS });
         }
-        let groups = CacheGroups::new(&spec, capacity);
-        let cache = match options.cache_type {
-            CacheType::F16 => KvCache::F16(layer_caches(&spec, &groups)?),
-            CacheType::F32 => KvCache::F32(layer_caches(&spec, &groups)?),
-        };
         let state_bytes = groups.states().map_or(0, |states| states.bytes());
         let states = StateSlots::new(&spec, &groups)
             .ok_or(CpuError::OutOfMemory { what: "the recurrent states", bytes: state_bytes })?;
@@ -198,12 +235,13 @@ fn layer_caches<E: CacheElement>(
     Ok(layers)
 }
 
-/// The cache that each layer reads: its own, that of the layer whose memory it shares, or `None` without attention.
+/// The cache that each of `n_layer` layers reads: its own, that of the layer whose memory it shares, or `None` without attention.
 fn read_by_layers<'c, 'm, E>(
     groups: &CacheGroups,
+    n_layer: usize,
     owned: &'c [Option<SharedKvCache<'m, E>>],
 ) -> Vec<Option<&'c SharedKvCache<'m, E>>> {
-    (0..owned.len()).map(|i| owned[groups.memory_of_layer(i)?].as_ref()).collect()
+    (0..n_layer).map(|i| owned[groups.memory_of_layer(i)?].as_ref()).collect()
 }
 
 /// Evaluates the micro-batch `tokens`: its sequences in parallel where the model is small and `tokens` can be divided,
@@ -218,7 +256,7 @@ fn forward<E: CacheElement>(
     trace: Option<LayerTrace<'_>>,
 ) {
     let owned: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerKvCache::shared)).collect();
-    let caches = read_by_layers(groups, &owned);
+    let caches = read_by_layers(groups, run.spec.n_layer(), &owned);
     match (sequence_parallel, output) {
         // A trace or an observer is passed all tokens of the micro-batch together; spans are rare.
         (Some(sequence_parallel), MicroBatchOutput::Logits { head, logits })
@@ -230,6 +268,11 @@ fn forward<E: CacheElement>(
         }
         (_, output) => run.forward(&caches, tokens, output, trace),
     }
+}
+
+/// Locks a cache. A thread that panicked while it held the lock may have left keys and values undefined, as any failed step does.
+fn lock(cache: &Mutex<KvCache>) -> MutexGuard<'_, KvCache> {
+    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl KvCache {
@@ -308,7 +351,7 @@ impl Executor for CpuExecutor {
     }
 
     fn copy_page(&mut self, copy: PageCopy) -> Result<(), ForwardError> {
-        match &mut self.cache {
+        match &mut *lock(&self.cache) {
             KvCache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
             KvCache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
         }
@@ -345,12 +388,13 @@ impl Executor for CpuExecutor {
             pages: &step.pages,
             inputs: step.inputs.as_deref(),
             token_states: step.states.as_deref().unwrap_or_default(),
+            is_of_assistant: step.is_of_assistant,
             states: &states,
             scratch: &mut self.scratch,
             profiler,
             observer: self.observer.as_mut(),
         };
-        match &mut self.cache {
+        match &mut *lock(&self.cache) {
             KvCache::F16(layers) => {
                 forward(&self.groups, layers, run, &mut self.sequence_parallel, &step.tokens, output, trace);
             }
@@ -362,19 +406,19 @@ impl Executor for CpuExecutor {
     }
 
     fn cache_layout(&self) -> CacheLayout {
-        let of_group = |group| match &self.cache {
+        let of_group = |group| match &*lock(&self.cache) {
             KvCache::F16(layers) => page_bytes(layers, group),
             KvCache::F32(layers) => page_bytes(layers, group),
         };
         CacheLayout {
-            format: format!("cpu {}", self.cache.cache_type()),
+            format: format!("cpu {}", lock(&self.cache).cache_type()),
             page_bytes: (0..self.groups.groups().len()).map(of_group).collect(),
             state_bytes: self.states.slot_bytes() as u64,
         }
     }
 
     fn cache_bytes(&self) -> usize {
-        let keys_and_values: usize = match &self.cache {
+        let keys_and_values: usize = match &*lock(&self.cache) {
             KvCache::F16(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
             KvCache::F32(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
         };
@@ -382,7 +426,7 @@ impl Executor for CpuExecutor {
     }
 
     fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
-        match (block, &self.cache) {
+        match (block, &*lock(&self.cache)) {
             (CacheBlock::Page { group, page }, KvCache::F16(layers)) => read_page(layers, group, page, bytes),
             (CacheBlock::Page { group, page }, KvCache::F32(layers)) => read_page(layers, group, page, bytes),
             (CacheBlock::State { slot }, _) => bytes.copy_from_slice(self.states.slot(slot)),
@@ -391,7 +435,7 @@ impl Executor for CpuExecutor {
     }
 
     fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
-        match (block, &mut self.cache) {
+        match (block, &mut *lock(&self.cache)) {
             (CacheBlock::Page { group, page }, KvCache::F16(layers)) => write_page(layers, group, page, bytes),
             (CacheBlock::Page { group, page }, KvCache::F32(layers)) => write_page(layers, group, page, bytes),
             (CacheBlock::State { slot }, _) => self.states.slot_mut(slot).copy_from_slice(bytes),

@@ -197,8 +197,11 @@ pub(crate) struct MicroBatchRun<'a> {
     pub(crate) pages: &'a PageTable,
     /// Those inputs that are rows of embeddings; `None`: all are tokens.
     pub(crate) inputs: Option<&'a StepInputs>,
-    /// The state of each token that a prediction head reads, `[n_tokens, n_embd]`; empty for other models.
+    /// The state of each token that a prediction head reads, `[n_tokens, n_embd]`, or an assistant, `[n_tokens, target_width]`; empty
+    /// for other models.
     pub(crate) token_states: &'a [f32],
+    /// Whether it is a step of an assistant ([`Step::is_of_assistant`](metal_attention_model::Step::is_of_assistant)).
+    pub(crate) is_of_assistant: bool,
     /// The recurrent states: of each sequence the slot that is read and the slot that is written.
     pub(crate) states: &'a SharedStateSlots<'a>,
     /// The activations; no other run uses them at the same time.
@@ -269,6 +272,9 @@ impl MicroBatchRun<'_> {
         self.normalize_output();
         if let Some(trace) = &mut trace {
             trace.copy(n_layer + 1, &tokens, &self.scratch.normed);
+            if let Some(states) = self.next_states(trace) {
+                trace.copy(n_layer + 2, &tokens, &states);
+            }
         }
         if traces_all_norms {
             self.drop_rows_without_output(&mut tokens);
@@ -285,7 +291,11 @@ impl MicroBatchRun<'_> {
 
     /// The position by which RoPE rotates `token`.
     pub(crate) fn position(&self, token: &BatchToken) -> Position {
-        self.span_of(token).map_or_else(|| self.pages.text_position(token), |(span, i)| span.positions[i])
+        let of_text = || {
+            let index = token.pos + usize::from(self.is_of_assistant);
+            self.pages.text_position(&BatchToken { pos: index, ..*token })
+        };
+        self.span_of(token).map_or_else(of_text, |(span, i)| span.positions[i])
     }
 
     /// Records the time since the end of the previous interval of the profiler as the time of `kernel`.

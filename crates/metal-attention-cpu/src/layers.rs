@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    Layer, LayerSpec, Linear, Loaded, LoadedModel, ModelSpec, NormWeights, OutputHead, Rotation, StateInputWeights,
-    StreamsWeights, Weights,
+    AssistantWeights, Layer, LayerSpec, Linear, Loaded, LoadedModel, ModelSpec, NormWeights, OutputHead, Rotation,
+    StateInputWeights, StreamsWeights, Weights,
 };
 
 use crate::error::CpuError;
@@ -33,7 +33,8 @@ pub(crate) type CpuParts = Loaded<PreparedLinear>;
 
 /// The weights of a whole model.
 pub(crate) struct PreparedWeights {
-    /// The token embedding table, `[n_vocab, n_embd]`, in the file; `None` if no tokens are read.
+    /// The token embedding table, `[n_vocab, n_embd]`, in the file; `None` if no tokens are read. Of an assistant that of its target,
+    /// `[n_vocab, target_width]`.
     pub(crate) token_embd: Option<Tensor>,
     /// The embedding that is added to every token (row 0 of BERT's token types), `[n_embd]`.
     pub(crate) token_type: Option<Vec<f32>>,
@@ -47,6 +48,8 @@ pub(crate) struct PreparedWeights {
     pub(crate) streams: Option<StreamsWeights<PreparedLinear>>,
     /// What reads states (drafters).
     pub(crate) state: Option<StateInputWeights<PreparedLinear>>,
+    /// What leads from the target model to an assistant and back.
+    pub(crate) assistant: Option<AssistantWeights<PreparedLinear>>,
     /// The layers, first to last.
     pub(crate) layers: Vec<Layer<CpuParts>>,
     /// The output norm.
@@ -134,6 +137,14 @@ impl PreparedWeights {
             None => None,
         };
         let state = weights.state.as_ref().map(|state| state.try_map(linear)).transpose()?;
+        let assistant = match &weights.assistant {
+            Some(AssistantWeights { spec, pre_projection, post_projection }) => Some(AssistantWeights {
+                spec: *spec,
+                pre_projection: linear(pre_projection)?,
+                post_projection: linear(post_projection)?,
+            }),
+            None => None,
+        };
         let (rotations, rotation_of) = rotations(model.spec(), weights, n_ctx);
         Ok(Self {
             token_embd: weights.token_embd.as_ref().map(|table| table.weight.clone()),
@@ -143,6 +154,7 @@ impl PreparedWeights {
             per_layer,
             streams,
             state,
+            assistant,
             layers: weights.layers.iter().map(|layer| layer.map(&mut |l| linear(l))).collect::<Result<_, _>>()?,
             output_norm: weights.output_norm.clone(),
             output,
@@ -166,7 +178,8 @@ impl PreparedWeights {
         let per_layer = self.per_layer.iter().map(|p| &p.model_proj);
         let streams = self.streams.iter().flat_map(|s| s.proj.iter().chain(&s.unembd_proj));
         let state = self.state.iter().filter_map(StateInputWeights::linear);
-        linears.chain(per_layer).chain(streams).chain(state).map(|linear| &linear.weight)
+        let assistant = self.assistant.iter().flat_map(|w| [&w.pre_projection, &w.post_projection]);
+        linears.chain(per_layer).chain(streams).chain(state).chain(assistant).map(|linear| &linear.weight)
     }
 
     /// Bytes of all matrices, which is what a token reads, except for experts that are not chosen.

@@ -59,9 +59,9 @@ fn max_stages_in_flight(summary: &CudaSummary, has_experts: bool) -> u32 {
 
 /// Whether the embedding of a token is a row of the table, times a scale, and nothing else. The kernel reads such a row by itself.
 fn embedding_is_table_row(embedding: &CudaEmbedding) -> bool {
-    let CudaEmbedding { table: _, token_type, positions, norm, state, per_layer, streams } = embedding;
+    let CudaEmbedding { table: _, token_type, positions, norm, state, assistant, per_layer, streams } = embedding;
     let has_no_sum = token_type.is_none() && positions.is_none() && norm.is_none();
-    has_no_sum && state.is_none() && per_layer.is_none() && streams.is_none()
+    has_no_sum && state.is_none() && assistant.is_none() && per_layer.is_none() && streams.is_none()
 }
 
 /// The kernel of a rank that has the whole model, or a share of it.

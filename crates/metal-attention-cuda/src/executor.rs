@@ -43,9 +43,9 @@ use std::sync::Arc;
 
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
-    CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedModel, MemoryUse,
-    ModelSpec, PageCopy, Phase, Profiler, Session, SessionOptions, SnapshotError, Step, StepLimits, StepResults,
-    is_decode_step,
+    CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, LoadedAssistant, LoadedModel,
+    MemoryUse, ModelSpec, PageCopy, Phase, Profiler, Session, SessionOptions, SnapshotError, Step, StepLimits,
+    StepResults, is_decode_step,
 };
 
 use crate::activations::{Activations, Widths};
@@ -57,7 +57,7 @@ use crate::ids::ChosenIds;
 use crate::inputs::{QueryTiles, SpanInputs, upload_query_tiles};
 use crate::kernels::Kernels;
 use crate::kv_cache::CudaKvCache;
-use crate::matrix::{CudaMatrix, packed_bytes};
+use crate::matrix::packed_bytes;
 use crate::profile::{self, Timers};
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::runner::{
@@ -101,6 +101,15 @@ pub struct CudaExecutor {
     memory: MemoryUse,
 }
 
+/// The executor of another model on the same GPU.
+#[derive(Clone, Copy)]
+pub(crate) struct First<'f> {
+    /// The executor, whose ends are shared where they are the same.
+    executor: &'f CudaExecutor,
+    /// Whether the model is an assistant of that one, whose KV cache it reads.
+    is_target: bool,
+}
+
 impl CudaExecutor {
     /// A session with a model, tuned by the GPU: see [`new`](Self::new).
     pub fn session(
@@ -132,7 +141,7 @@ impl CudaExecutor {
         options: &SessionOptions,
         tuning: &CudaTuning,
     ) -> Result<Self, CudaError> {
-        Self::with_shard(gpu, model, (options, tuning), None, &[])
+        Self::with_shard(gpu, model, (options, tuning), None, None)
     }
 
     /// [`new`](Self::new) on the GPU of `first`, for a model that was [loaded beside](LoadedModel::load_beside) that of `first`:
@@ -143,12 +152,28 @@ impl CudaExecutor {
         options: &SessionOptions,
         tuning: &CudaTuning,
     ) -> Result<Self, CudaError> {
-        Self::with_shard(Arc::clone(first.gpu()), model, (options, tuning), None, &first.runner.weights.ends)
+        let first_model = First { executor: first, is_target: false };
+        Self::with_shard(Arc::clone(first.gpu()), model, (options, tuning), None, Some(first_model))
+    }
+
+    /// Sets up an assistant of the model of `target`, to be [attached](Session::attach_assistant) to its session: it reads the
+    /// KV cache of `target`, and has none.
+    ///
+    /// # Errors
+    /// As of [`new`](Self::new).
+    pub fn assistant(
+        target: &Self,
+        assistant: &LoadedAssistant,
+        options: &SessionOptions,
+        tuning: &CudaTuning,
+    ) -> Result<Self, CudaError> {
+        let first = First { executor: target, is_target: true };
+        Self::with_shard(Arc::clone(target.gpu()), assistant.as_model(), (options, tuning), None, Some(first))
     }
 
     /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model` is the
     /// whole model in both cases. The rank's mailbox still has to be connected with those of
-    /// the others. `first`: as for [`CudaWeights::new`]; empty with a shard.
+    /// the others. `first`: the executor of another model on `gpu`; `None` with a shard.
     ///
     /// # Errors
     /// See [`new`](Self::new).
@@ -157,9 +182,11 @@ impl CudaExecutor {
         model: &LoadedModel,
         (options, tuning): (&SessionOptions, &CudaTuning),
         shard: Option<(&Shard, &Arc<AbortFlag>)>,
-        first: &[(Tensor, Arc<CudaMatrix>)],
+        first: Option<First<'_>>,
     ) -> Result<Self, CudaError> {
         let weights = model.weights();
+        let target = first.filter(|first| first.is_target).map(|first| first.executor);
+        let first = first.map_or(&[][..], |first| &first.executor.runner.weights.ends);
         // What this rank evaluates.
         let spec = match shard {
             None => model.spec().clone(),
@@ -187,11 +214,18 @@ impl CudaExecutor {
         if needed > available {
             return Err(CudaError::ModelTooLarge { needed, available });
         }
-        let groups = CacheGroups::new(&spec, capacity);
+        let groups = match target {
+            Some(target) => target.groups.of_assistant(&spec),
+            None => CacheGroups::new(&spec, capacity),
+        };
+        let capacity = target.map_or(capacity, |target| target.groups.capacity());
         // The use of memory is measured: the device counts allocated bytes. First caches and scratch are allocated,
         // then weights, among which the small buffers of ids and of the persistent kernel are counted.
         let allocated_before = gpu.allocated_bytes();
-        let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
+        let cache = match target {
+            Some(target) => CudaKvCache::of_assistant(&gpu, &target.cache, &spec, &groups)?,
+            None => CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?,
+        };
         let recurrent_states = CudaRecurrentStates::new(&gpu, &spec, &groups, n_ubatch)?;
         let buffers = Activations::new(&gpu, &Widths::new(&spec, n_ubatch))?;
         let kv_cache = cache.bytes() + recurrent_states.bytes();
@@ -326,7 +360,10 @@ impl CudaExecutor {
             let traced = trace.as_ref().map_or(&[][..], |trace| trace.before);
             let traces_norm = traced.contains(&(self.spec.n_layer() + 1));
             let mut reader = match trace {
-                Some(trace) => TraceReader::new(&gpu, &mut self.trace_readback, trace, tokens, self.spec.n_embd)?,
+                Some(trace) => {
+                    let width = self.traced_width(&trace);
+                    TraceReader::new(&gpu, &mut self.trace_readback, trace, tokens, width)?
+                }
                 None => None,
             };
             // Rows before a layer are copied between the launches; those after the last layer are still there at their end, unless streams were
@@ -368,6 +405,12 @@ impl CudaExecutor {
         }
         gpu.watch().advance((tokens.len() * self.spec.n_layer()) as u64);
         Ok(())
+    }
+
+    /// Elements of a traced row: of an assistant's next states as many as its target's residual stream is wide.
+    fn traced_width(&self, trace: &LayerTrace<'_>) -> usize {
+        let assistant = self.spec.embedding.assistant.filter(|_| trace.before == [self.spec.n_layer() + 2]);
+        assistant.map_or(self.spec.n_embd, |assistant| assistant.target_width)
     }
 
     /// Waits for the step that was launched last, and writes the results of its `n_outputs` output tokens.

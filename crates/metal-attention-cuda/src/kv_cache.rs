@@ -17,12 +17,15 @@ use crate::slice::DevicePtr;
 /// The KV cache of a model, or of one rank's shard of it.
 #[derive(Debug)]
 pub(crate) struct CudaKvCache {
-    /// Keys and values of each layer; `None` for a layer that has none or shares another layer's memory.
-    layers: Vec<Option<LayerCache>>,
+    /// Keys and values of each layer; `None` for a layer that has none or shares another layer's memory. Of an assistant those of its
+    /// target's layers, with which it shares them.
+    layers: Vec<Option<Arc<LayerCache>>>,
     /// For each layer, the layer whose memory has its pages ([`CacheGroups::memory_of_layer`]).
     sources: Vec<Option<usize>>,
     /// For each layer, the cache group of what it reads.
     groups: Vec<usize>,
+    /// Bytes of keys and values of all layers; 0 if they are a target's.
+    bytes: u64,
     /// The page tables on the device, u32 `[n_groups, n_seq, max_pages]`.
     table: CudaBuffer,
     /// The pages in `table`, for each group and sequence: `[n_groups * n_seq]` lists.
@@ -52,10 +55,6 @@ impl CudaKvCache {
         groups: &CacheGroups,
         cache_type: CacheType,
     ) -> Result<Self, CudaError> {
-        let capacity = groups.capacity();
-        let max_pages = capacity.n_positions().div_ceil(PAGE);
-        let n_groups = groups.groups().len();
-        let table = gpu.zeros("the page table", (4 * n_groups * capacity.n_seq * max_pages) as u64)?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
             let own = groups.memory_of_layer(i) == Some(i);
             let Some(cached) = layer.mixer.kv_shape().filter(|_| own) else { return Ok(None) };
@@ -65,13 +64,40 @@ impl CudaKvCache {
                 [cached.key_dim, value_dim].map(|dim| (PAGE * cached.n_head_kv * dim * cache_type.bytes()) as u64);
             let zeros = |bytes: u64| gpu.zeros("the KV cache", bytes.saturating_mul(groups.n_pages(i) as u64));
             let buffers = [zeros(page_bytes[0])?, zeros(page_bytes[1])?];
-            Ok(Some(LayerCache { buffers, page_bytes }))
+            Ok(Some(Arc::new(LayerCache { buffers, page_bytes })))
         });
-        let layers = layers.collect::<Result<_, CudaError>>()?;
+        let layers = layers.collect::<Result<Vec<Option<Arc<LayerCache>>>, CudaError>>()?;
+        let bytes = layers.iter().flatten().flat_map(|layer| &layer.buffers).map(CudaBuffer::bytes).sum();
+        Ok(Self { bytes, ..Self::over(gpu, layers, spec, groups, cache_type)? })
+    }
+
+    /// The cache of `target`, as an assistant of it reads it. `groups`: those of the assistant.
+    pub(crate) fn of_assistant(
+        gpu: &Arc<CudaDevice>,
+        target: &Self,
+        spec: &ModelSpec,
+        groups: &CacheGroups,
+    ) -> Result<Self, CudaError> {
+        Self::over(gpu, target.layers.clone(), spec, groups, target.cache_type)
+    }
+
+    /// A cache over the memory of these layers, which `groups` name.
+    fn over(
+        gpu: &Arc<CudaDevice>,
+        layers: Vec<Option<Arc<LayerCache>>>,
+        spec: &ModelSpec,
+        groups: &CacheGroups,
+        cache_type: CacheType,
+    ) -> Result<Self, CudaError> {
+        let capacity = groups.capacity();
+        let max_pages = capacity.n_positions().div_ceil(PAGE);
+        let n_groups = groups.groups().len();
+        let table = gpu.zeros("the page table", (4 * n_groups * capacity.n_seq * max_pages) as u64)?;
         Ok(Self {
             layers,
             sources: (0..spec.n_layer()).map(|i| groups.memory_of_layer(i)).collect(),
             groups: (0..spec.n_layer()).map(|i| groups.of_layer(i)).collect(),
+            bytes: 0,
             table,
             uploaded: vec![Vec::new(); n_groups * capacity.n_seq],
             max_pages,
@@ -137,11 +163,11 @@ impl CudaKvCache {
     /// The layers of a cache group that have keys and values of their own.
     fn layers_of_group(&self, group: usize) -> impl Iterator<Item = &LayerCache> {
         let layers = self.layers.iter().zip(&self.groups).filter(move |(_, group_of_layer)| **group_of_layer == group);
-        layers.filter_map(|(layer, _)| layer.as_ref())
+        layers.filter_map(|(layer, _)| layer.as_deref())
     }
 
     /// Bytes of the memory for keys and values of all layers.
     pub(crate) fn bytes(&self) -> u64 {
-        self.layers.iter().flatten().flat_map(|layer| &layer.buffers).map(CudaBuffer::bytes).sum()
+        self.bytes
     }
 }

@@ -106,6 +106,11 @@ pub(crate) fn widen_for_parts(widths: &mut Widths, spec: &ModelSpec) {
     if let Some(streams) = &spec.embedding.streams {
         streams::widen_for_streams(widths, streams);
     }
+    if let Some(assistant) = spec.embedding.assistant {
+        let width = assistant.target_width;
+        widths.widen_scratch_rows([width, 2 * width]);
+        widths.widen_scratch_rows([spec.n_embd]);
+    }
     match spec.embedding.state {
         None => {}
         Some(StateInput::Joined(_) | StateInput::Attended(_)) => widths.widen_scratch_rows([2 * spec.n_embd]),

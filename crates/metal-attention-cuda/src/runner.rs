@@ -141,7 +141,7 @@ impl ModelRunner {
 
     /// Launches all kernels of a micro-batch. Calls `before_layer` before the launches of each layer, with the layer's index and
     /// the residual stream, and with the number of layers after those of the last one; with `traces_norm` also with 1 more and the
-    /// result of the output norm. The device has written these rows only when its stream reaches that point.
+    /// result of the output norm; in an assistant with 2 more and the states for the next drafts. The device has written these rows only when its stream reaches that point.
     pub(crate) fn run(
         &mut self,
         mut batch: MicroBatch<'_>,
@@ -174,6 +174,9 @@ impl ModelRunner {
         if traces_norm {
             self.output_norm_of_all(spec, size.n_tokens)?;
             before_layer(spec.n_layer() + 1, &self.buffers.h)?;
+        }
+        if self.next_states(batch)? {
+            before_layer(spec.n_layer() + 2, &self.buffers.rows)?;
         }
         if size.n_outputs > 0 {
             self.output_head(spec, size)?;

@@ -245,7 +245,7 @@ impl TensorParallelExecutor {
         let ended = Arc::new(AbortFlag::new(first)?);
         let set_up = |rank: usize| {
             let shard = Shard { plan: Arc::clone(&plan), rank };
-            CudaExecutor::with_shard(Arc::clone(&gpus[rank]), model, (options, tuning), Some((&shard, &ended)), &[])
+            CudaExecutor::with_shard(Arc::clone(&gpus[rank]), model, (options, tuning), Some((&shard, &ended)), None)
         };
         let passes: Result<Vec<_>, CudaError> = std::thread::scope(|scope| {
             let set_up = &set_up;

@@ -81,7 +81,7 @@ impl AttentionSpec {
     pub fn owns_cache(&self) -> bool {
         match self.kv {
             KvSource::Own | KvSource::KeysAsValues => true,
-            KvSource::Layer(_) => false,
+            KvSource::Layer(_) | KvSource::Target(_) => false,
         }
     }
 }
@@ -219,6 +219,8 @@ pub enum KvSource {
     KeysAsValues,
     /// The KV cache of this layer, an earlier one (Gemma 3n and 4).
     Layer(usize),
+    /// The KV cache of this layer of the target model, in an assistant ([`AssistantEnds`](crate::AssistantEnds)).
+    Target(usize),
 }
 
 /// A factor on queries at position `p`: `1 + scale * ln(1 + floor((p + offset) / length))`.

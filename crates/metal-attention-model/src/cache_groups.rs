@@ -86,6 +86,21 @@ impl CacheGroups {
         }
     }
 
+    /// The groups of an assistant that reads the KV cache of these groups' model, its target: the same groups and pages. For each
+    /// of its layers [`of_layer`](Self::of_layer) is the group of the target's layer that it reads, and
+    /// [`memory_of_layer`](Self::memory_of_layer) that layer of the target.
+    pub fn of_assistant(&self, assistant: &ModelSpec) -> Self {
+        let read: Vec<_> = assistant.layers.iter().map(|layer| layer.mixer.target_layer()).collect();
+        Self {
+            capacity: self.capacity,
+            groups: self.groups.clone(),
+            group_of_layer: read.iter().map(|layer| layer.map_or(0, |layer| self.of_layer(layer))).collect(),
+            memory_of_layer: read.iter().map(|layer| self.memory_of_layer((*layer)?)).collect(),
+            outlive_steps: self.outlive_steps,
+            states: None,
+        }
+    }
+
     /// The groups of layers whose caches, one for each layer, are read through these masks, without recurrent states.
     pub(crate) fn of_masks(capacity: Capacity, masks: impl Iterator<Item = Mask>) -> Self {
         let n_context_pages = capacity.n_positions().div_ceil(PAGE);

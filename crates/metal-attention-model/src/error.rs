@@ -118,6 +118,12 @@ pub enum ForwardError {
         /// Values that the model reads.
         expected: usize,
     },
+    /// A draft of an assistant that is not possible.
+    #[error("the assistant cannot draft: {why}")]
+    NoAssistantDraft {
+        /// The reason.
+        why: &'static str,
+    },
     /// A span of embedding rows that does not fit the batch or the model.
     #[error("a span of embedding rows cannot be evaluated: {why}")]
     BadSpan {
@@ -281,6 +287,15 @@ pub enum ModelError {
         name: String,
         /// The expected shape.
         shape: Vec<usize>,
+    },
+    /// A drafter's file has a tensor that is not known.
+    #[error(
+        "the file has the tensor {name}, with which this program cannot draft: it may be a newer kind of drafter; use another one, or \
+         go without (--spec ngram, --spec off)"
+    )]
+    UnknownTensor {
+        /// The tensor's name.
+        name: String,
     },
     /// The first model's embedding table or output head, which the file lacks, does not fit the second model.
     #[error(

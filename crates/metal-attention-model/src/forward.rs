@@ -4,7 +4,10 @@
 
 use std::ops::Range;
 
-use crate::{Batch, ForwardError, MemoryUse, ModelSpec, PageUse, Profile, SequenceCache, TopK, TracedTokens};
+use crate::{
+    AssistantDrafts, AssistantToken, Batch, ForwardError, MemoryUse, ModelSpec, PageUse, Profile, SequenceCache, TopK,
+    TracedTokens,
+};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -234,6 +237,20 @@ pub trait ForwardPass: sealed::Sealed + Send {
     ) -> Result<(Outputs<'_>, HiddenRows), ForwardError> {
         self.forward_with_hidden(batch, kind, HiddenRequest { before: hidden_before, tokens: TracedTokens::Output })
     }
+
+    /// Drafts a token for each of several sequences with the [assistant](crate::AssistantEnds) that is attached to this pass: what
+    /// follows each of `tokens`, which itself follows its sequence. No sequence changes. `states`: of each token the state that the
+    /// assistant reads, row-major `[n_tokens, n_embd]`; for the first draft that of the last position after the output norm.
+    ///
+    /// # Errors
+    /// No assistant is attached; a token that is not in the vocabulary, whose sequence is empty or full, or is there twice; a wrong
+    /// number of states; or a failure of the device. Steps in flight are discarded.
+    fn forward_assistant(
+        &mut self,
+        tokens: &[AssistantToken],
+        states: &[f32],
+        with_logits: bool,
+    ) -> Result<AssistantDrafts, ForwardError>;
 
     /// Evaluates `batch` and returns the logits of the output tokens. `after_layer`, if given, is called after every layer
     /// with its index, `0..n_layer`, and the residual stream of all tokens, `[n_tokens, n_embd]`. A batch of several

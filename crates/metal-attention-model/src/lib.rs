@@ -52,7 +52,7 @@ pub use forward::{
 };
 pub use inputs::{Batch, Position, SequenceSpans, Span, SpanPlace, StepInputs, StepSpan, check_spans, check_states};
 pub use layer_ops::LayerOps;
-pub use loaded::LoadedModel;
+pub use loaded::{LoadedAssistant, LoadedModel};
 pub use lookahead::{Lookahead, is_decode_step};
 pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, StateUse, check_share};
 pub use parts::{FeedForward, Layer, LayerSpec, Loaded, Mixer, Parts, Prepare, Residual, Specs};
@@ -66,22 +66,22 @@ pub use recurrent::{
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeRows, RopeScaling, RopeSections, Rotation};
 pub use sequence_runs::one_run_per_sequence;
 pub use session::{
-    Executor, HookedExecutor, Hooks, LastSeen, LayerTrace, NullExecutor, Session, SessionOptions, Step, StepLimits,
-    StepResults, TracedTokens,
+    AssistantDrafts, AssistantToken, Executor, HookedExecutor, Hooks, LastSeen, LayerTrace, NullExecutor, Session,
+    SessionOptions, Step, StepLimits, StepResults, TracedTokens,
 };
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
-    AttendedState, AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, HeadUse, InputEmbedding,
-    JoinedState, KvShape, ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding,
-    PooledProjection, Pooling, ProjectedState, ResidualStreams, StateInput,
+    AssistantEnds, AttendedState, AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, HeadUse,
+    InputEmbedding, JoinedState, KvShape, ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec,
+    PerLayerEmbedding, PooledProjection, Pooling, ProjectedState, ResidualStreams, StateInput,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};
 pub use wake::{ASLEEP_AFTER, WAKING, wake};
 pub use watch::Watch;
 pub use weights::{
-    AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights,
+    AssistantWeights, AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights,
     LatentAttentionWeights, LayerEmbeddingWeights, LayerStreamsWeights, Linear, NormWeights, PerLayerTables,
     StateInputWeights, StreamsWeights, Weights,
 };

@@ -48,6 +48,17 @@ impl LoadedModel {
         specs.into_iter().map(|spec| Self::with_spec(file, spec)).collect()
     }
 
+    /// Loads the assistant in `file`, which drafts for `target`.
+    ///
+    /// Errors: as of [`ModelSpec::assistant_from_gguf`], or a tensor is missing or has another shape.
+    pub fn load_assistant(file: &GgufFile, target: &Self) -> Result<LoadedAssistant, ModelError> {
+        let spec = ModelSpec::assistant_from_gguf(file, target.spec())?;
+        Ok(LoadedAssistant(Self::from_source(
+            spec,
+            FileSource { file, first: Some(target.weights()), head_apart: false },
+        )?))
+    }
+
     /// [`load`](Self::load) with another specification than that of the file's metadata.
     pub fn with_spec(file: &GgufFile, spec: ModelSpec) -> Result<Self, ModelError> {
         Self::from_source(spec, FileSource { file, first: None, head_apart: false })
@@ -80,5 +91,22 @@ impl LoadedModel {
     /// either both [`OutputSpec::head`](crate::OutputSpec::head) and [`Weights::output`], or neither.
     pub fn output_head(&self) -> Option<(OutputHead, &Linear)> {
         self.spec.output.head.zip(self.weights.output.as_ref())
+    }
+}
+
+/// An assistant with its weights: layers without keys and values of their own, which an executor can only run beside that of the
+/// target model ([`AssistantEnds`](crate::AssistantEnds)).
+#[derive(Debug, Clone)]
+pub struct LoadedAssistant(LoadedModel);
+
+impl LoadedAssistant {
+    /// Its specification.
+    pub fn spec(&self) -> &ModelSpec {
+        self.0.spec()
+    }
+
+    /// Specification and weights. An executor for it needs the KV cache of the target's; one without would not find its keys.
+    pub fn as_model(&self) -> &LoadedModel {
+        &self.0
     }
 }

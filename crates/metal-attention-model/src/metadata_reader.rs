@@ -57,6 +57,11 @@ impl<'a> MetadataReader<'a> {
         self.file.map_or(by_default, |file| file.tensor(name).is_some())
     }
 
+    /// The names of all tensors; none if only the metadata are known.
+    pub(crate) fn tensor_names(&self) -> impl Iterator<Item = &'a str> {
+        self.file.into_iter().flat_map(|file| file.tensors()).map(|tensor| tensor.name())
+    }
+
     /// Rows of a matrix in the file; `None` without a file or the tensor.
     pub(crate) fn tensor_rows(&self, name: &str) -> Option<usize> {
         self.file?.tensor(name)?.shape().get(1).copied()

@@ -71,6 +71,29 @@ pub struct InputEmbedding {
     /// Rows of the embedding table, where they are not as many as logits ([`ModelSpec::n_vocab`]): a drafter may propose some of
     /// the tokens that it reads.
     pub n_rows: Option<usize>,
+    /// The ends of an assistant, which are those of a target model in part. `None`: the model is none.
+    pub assistant: Option<AssistantEnds>,
+}
+
+/// What an *assistant* shares with its target model, which it drafts for (Gemma 4). An assistant has no keys and values: its
+/// layers attend to those of the target ([`KvSource::Target`]). The input of its first layer is
+///
+/// `x = pre_projection * [scale * target_table[id] | state]`,
+///
+/// with the target's embedding table and a state of the target, both `target_width` wide, the factor
+/// [`scale`](InputEmbedding::scale), and the matrix `pre_projection`, `[n_embd, 2 * target_width]`. Of the result `h` of its output
+/// norm the state for the next draft is
+///
+/// `state = post_projection * h`,
+///
+/// with the matrix `post_projection`, `[target_width, n_embd]`. The first state is the target's after its output norm.
+///
+/// A token of an assistant is in no cache. It has the position that follows its sequence, and attends to what the target has
+/// evaluated: a step gives it the *index* of the last token there, so that its masks do not count the token itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AssistantEnds {
+    /// Width of the target's residual stream, of a state, and of a row of the embedding table.
+    pub target_width: usize,
 }
 
 /// How a drafter reads the states of another model: a row for each input, which comes with the batch
@@ -432,6 +455,22 @@ impl ModelSpec {
         architectures::read_heads(&MetadataReader::new(file.metadata(), Some(file))?)
     }
 
+    /// Reads the spec of the assistant in `file`, which drafts for a model of `target`. Its layers name layers of `target`
+    /// ([`KvSource::Target`]).
+    ///
+    /// # Errors
+    ///
+    /// As of [`from_gguf`](Self::from_gguf); the file is no assistant, or its target is another model.
+    pub fn assistant_from_gguf(file: &GgufFile, target: &Self) -> Result<Self, ModelError> {
+        architectures::read_assistant(&MetadataReader::new(file.metadata(), Some(file))?, target)
+    }
+
+    /// Reads the spec of an assistant from metadata alone, as [`from_metadata`](Self::from_metadata) reads that of a model. Errors:
+    /// as of [`assistant_from_gguf`](Self::assistant_from_gguf).
+    pub fn assistant_from_metadata(metadata: &Metadata, target: &Self) -> Result<Self, ModelError> {
+        architectures::read_assistant(&MetadataReader::new(metadata, None)?, target)
+    }
+
     /// Reads the specs of prediction heads from metadata alone, as [`from_metadata`](Self::from_metadata) reads that of the model.
     /// Errors: as of [`heads_from_gguf`](Self::heads_from_gguf).
     pub fn heads_from_metadata(metadata: &Metadata) -> Result<Vec<Self>, ModelError> {
@@ -597,15 +636,24 @@ impl Mixer {
     }
 
     /// The layer whose KV cache the mixer of layer `i` reads: `i`, or the earlier one that [`KvSource::Layer`] names.
-    /// `None` if it reads none.
+    /// `None` if it reads none of this model.
     pub fn kv_cache_layer(&self, i: usize) -> Option<usize> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => match a.kv {
                 KvSource::Own | KvSource::KeysAsValues => Some(i),
                 KvSource::Layer(layer) => Some(layer),
+                KvSource::Target(_) => None,
             },
             (None, Some(_)) => Some(i),
             (None, None) => None,
+        }
+    }
+
+    /// The layer of the target model whose KV cache the mixer of an assistant reads. `None` in other models.
+    pub fn target_layer(&self) -> Option<usize> {
+        match self.attention()?.kv {
+            KvSource::Target(layer) => Some(layer),
+            KvSource::Own | KvSource::KeysAsValues | KvSource::Layer(_) => None,
         }
     }
 

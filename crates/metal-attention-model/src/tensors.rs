@@ -90,6 +90,9 @@ pub(crate) trait WeightSource {
     /// A matrix that must be there, with its bias.
     fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<Self::Linear, Self::Error>;
 
+    /// The embedding table of an assistant's target model.
+    fn target_table(&mut self, shape: MatrixShape) -> Result<Self::Linear, Self::Error>;
+
     /// Whether an unusual matrix of that name is there, beside those that the family's files usually have.
     fn has(&self, name: &str) -> bool;
 
@@ -197,6 +200,11 @@ impl WeightSource for TensorList {
 
     fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<(), Infallible> {
         self.linear(name, shape, Presence::Required, bias).map(|_| ())
+    }
+
+    /// It is not in the assistant's file.
+    fn target_table(&mut self, _shape: MatrixShape) -> Result<(), Infallible> {
+        Ok(())
     }
 
     fn has(&self, _name: &str) -> bool {
@@ -323,7 +331,8 @@ impl WeightSource for TensorList {
 pub(crate) struct FileSource<'f> {
     /// The file.
     pub(crate) file: &'f GgufFile,
-    /// The weights of a model whose embedding table and output head are read where the file lacks them.
+    /// The weights of a model whose embedding table and output head are read where the file lacks them; of an assistant's target
+    /// model.
     pub(crate) first: Option<&'f Weights>,
     /// Whether the head of that model is read although the file has a table, so that the head is not tied to the table.
     pub(crate) head_apart: bool,
@@ -425,6 +434,18 @@ impl WeightSource for FileSource<'_> {
         }
         let weight = self.must(name, &shape)?;
         Ok(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? })
+    }
+
+    fn target_table(&mut self, shape: MatrixShape) -> Result<Linear, ModelError> {
+        let name = || "token_embd.weight".to_owned();
+        match self.first.and_then(|target| target.token_embd.as_ref()) {
+            Some(table) if [table.weight.row_len(), table.weight.n_rows()] == shape => Ok(table.clone()),
+            Some(table) => {
+                let found = [table.weight.row_len(), table.weight.n_rows()];
+                Err(ModelError::FirstTensorShape { name: name(), found, expected: shape })
+            }
+            None => Err(ModelError::MissingTensor { name: name(), shape: shape.to_vec() }),
+        }
     }
 
     fn has(&self, name: &str) -> bool {

@@ -18,7 +18,7 @@ use crate::parts::{Layer, Loaded, Mixer, Prepare};
 use crate::recurrent::{
     ChannelMixWeights, DeltaRuleWeights, Mamba2Weights, MambaWeights, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
 };
-use crate::spec::{NormKind, PerLayerEmbedding, ResidualStreams};
+use crate::spec::{AssistantEnds, NormKind, PerLayerEmbedding, ResidualStreams};
 pub(crate) use build::build;
 
 /// A matrix with its bias: `y = W x + b`.
@@ -47,6 +47,7 @@ pub struct NormWeights {
 #[derive(Debug, Clone)]
 pub struct Weights<L = Linear> {
     /// Embedding table, `[n_vocab, n_embd]`; `None` if no tokens are read ([`StateInput::Projected`](crate::StateInput::Projected)).
+    /// Of an assistant it is that of its target model, `[n_vocab, target_width]`.
     pub token_embd: Option<L>,
     /// Row 0 of the table of token types, added to every token's embedding, `[n_embd]`.
     pub token_type: Option<Vec<f32>>,
@@ -60,6 +61,8 @@ pub struct Weights<L = Linear> {
     pub streams: Option<StreamsWeights<L>>,
     /// What reads states, in drafters.
     pub state: Option<StateInputWeights<L>>,
+    /// What leads from the target model to an assistant and back.
+    pub assistant: Option<AssistantWeights<L>>,
     /// The layers, first to last.
     pub layers: Vec<Layer<Loaded<L>>>,
     /// Norm before the output head.
@@ -149,6 +152,17 @@ impl<L> StateInputWeights<L> {
             Self::Projected { norm, fc } => StateInputWeights::Projected { norm: norm.clone(), fc: f(fc)? },
         })
     }
+}
+
+/// The weights between an assistant and its target model.
+#[derive(Debug, Clone)]
+pub struct AssistantWeights<L = Linear> {
+    /// The specification.
+    pub spec: AssistantEnds,
+    /// From the target's embedding, followed by the state, to the input of the first layer, `[n_embd, 2 * target_width]`.
+    pub pre_projection: L,
+    /// From the result of the output norm to the next state, `[target_width, n_embd]`.
+    pub post_projection: L,
 }
 
 /// The weights of a classifier over the pooled state.
@@ -302,6 +316,9 @@ impl Weights {
             linears.extend(s.proj.iter().chain(&s.unembd_proj));
         }
         linears.extend(self.state.iter().filter_map(StateInputWeights::linear));
+        linears.extend(
+            self.assistant.iter().flat_map(|assistant| [&assistant.pre_projection, &assistant.post_projection]),
+        );
         linears.extend(self.layers.iter().flat_map(Layer::linears));
         linears.extend(self.own_head());
         linears.into_iter().map(|linear| &linear.weight).collect()

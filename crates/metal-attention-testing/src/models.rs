@@ -42,8 +42,7 @@ pub fn with_heads(name: &str) -> Vec<u8> {
     crate::unpacked(&format!("tests/data/heads/{name}"))
 }
 
-/// A target such as `eagle3.gguf`, or a drafter that reads its hidden rows, such as `eagle3-drafter.gguf`, of those in
-/// `tests/data/drafters`.
+/// A target such as `eagle3.gguf`, or a drafter for one, such as `eagle3-drafter.gguf`, of those in `tests/data/drafters`.
 pub fn with_drafters(name: &str) -> Vec<u8> {
     crate::unpacked(&format!("tests/data/drafters/{name}"))
 }

@@ -93,6 +93,8 @@ pub(super) struct ActivationWidths {
     pub(super) partial: usize,
     /// States, in drafters.
     pub(super) states: usize,
+    /// Rows as wide as an assistant's target.
+    pub(super) target_rows: usize,
     /// What drafters make of a state before a product: the normed embedding and the normed state beside each other, or the normed
     /// state alone.
     pub(super) joined: usize,
@@ -139,6 +141,7 @@ impl ActivationWidths {
             ref rwkv,
             partial: _,
             states,
+            target_rows,
             joined,
             n_vocab: _,
         } = *self;
@@ -164,6 +167,7 @@ impl ActivationWidths {
             laurel_rank,
             laurel,
             states,
+            target_rows,
             joined,
         ];
         own.into_iter().chain(mamba.rows()).chain(rwkv.rows()).collect()
@@ -251,6 +255,9 @@ pub(super) struct Activations {
     pub(super) rwkv: RwkvScratch,
     /// The states that a prediction head reads, `[n_tokens, n_embd]`.
     pub(super) states: Buffer,
+    /// Of an assistant rows as wide as its target: the embeddings of the tokens, then the states for the next drafts,
+    /// `[n_tokens, target_width]`.
+    pub(super) target_rows: Buffer,
     /// The normed embedding, then the normed state, `[n_tokens, 2, n_embd]`.
     pub(super) joined: Buffer,
     /// Logits of output tokens, `[n_outputs, n_vocab]`.
@@ -326,6 +333,7 @@ impl Activations {
             laurel: rows(widths.laurel)?,
             rwkv: RwkvScratch::new(widths.rwkv, &rows)?,
             states: rows(widths.states)?,
+            target_rows: rows(widths.target_rows)?,
             joined: rows(widths.joined)?,
             logits: gpu.buffer("the logits", 4 * n_outputs as u64 * widths.n_vocab as u64)?,
             argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_outputs))?,

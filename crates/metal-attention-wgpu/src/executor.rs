@@ -230,6 +230,7 @@ impl WgpuExecutor {
             }
         }
         let n_layer = plan.layers.len();
+        let next_states = traced.filter(|traced| traced.before.contains(&(n_layer + 2))).zip(self.trace.as_ref());
         let norms = traced.filter(|traced| traced.before.contains(&(n_layer + 1))).zip(self.trace.as_ref());
         if size.n_outputs > 0 || norms.is_some() {
             for dispatch in &plan.merge_streams {
@@ -242,6 +243,14 @@ impl WgpuExecutor {
             }
             drop(pass);
             traced.copy(n_layer + 1, &mut encoder, &self.scratch.normed, readback);
+            pass = encoder.begin_compute_pass(&descriptor);
+        }
+        if let Some((traced, readback)) = next_states {
+            for dispatch in &plan.next_states {
+                dispatch.record(&self.gpu, &mut pass, size);
+            }
+            drop(pass);
+            traced.copy(n_layer + 2, &mut encoder, &self.scratch.target_rows, readback);
             pass = encoder.begin_compute_pass(&descriptor);
         }
         if size.n_outputs > 0 {
@@ -314,7 +323,7 @@ impl WgpuExecutor {
             self.prepared = None;
             self.readback = Readback::new(&self.gpu, bytes + FLAG_BYTES)?;
         }
-        let traced = trace.as_ref().map(|trace| TracedRows::new(trace, tokens, self.spec.n_embd));
+        let traced = trace.as_ref().map(|trace| TracedRows::new(trace, tokens, self.traced_width(trace)));
         if let Some(traced) = &traced {
             match &mut self.trace {
                 Some(readback) if readback.bytes() >= traced.bytes() => readback.forget(),
@@ -366,6 +375,12 @@ impl WgpuExecutor {
             }
             done
         })
+    }
+
+    /// Elements of a traced row: of an assistant's next states as many as its target's residual stream is wide.
+    fn traced_width(&self, trace: &LayerTrace<'_>) -> usize {
+        let assistant = self.spec.embedding.assistant.filter(|_| trace.before == [self.spec.n_layer() + 2]);
+        assistant.map_or(self.spec.n_embd, |assistant| assistant.target_width)
     }
 
     /// Records a micro-batch and the copies of its results, and of `traced`.
@@ -437,13 +452,13 @@ fn submitted_while_recording(kind: BatchKind, n_dispatches: usize) -> usize {
 pub(super) struct TracedRows {
     /// The layers.
     before: Vec<usize>,
-    /// The bytes of the rows in the residual stream, `[n_tokens, n_embd]`.
+    /// The bytes of the rows in the residual stream, `[n_tokens, width]`.
     ranges: Vec<Range<u64>>,
 }
 
 impl TracedRows {
-    fn new(trace: &LayerTrace<'_>, tokens: &[BatchToken], n_embd: usize) -> Self {
-        let bytes = |row: usize| 4 * (row * n_embd) as u64;
+    fn new(trace: &LayerTrace<'_>, tokens: &[BatchToken], width: usize) -> Self {
+        let bytes = |row: usize| 4 * (row * width) as u64;
         let ranges = trace.tokens.rows(tokens).into_iter().map(|rows| bytes(rows.start)..bytes(rows.end));
         Self { before: trace.before.to_vec(), ranges: ranges.collect() }
     }

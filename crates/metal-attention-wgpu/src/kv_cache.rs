@@ -77,6 +77,17 @@ impl WgpuKvCache {
         })
     }
 
+    /// The cache of `target` as an assistant with the layers of `groups` reads it, which holds no pages of its own.
+    pub(super) fn of_assistant(target: &Self, n_layer: usize, groups: &CacheGroups) -> Self {
+        Self {
+            layers: (0..n_layer).map(|i| target.layers[groups.memory_of_layer(i)?].clone()).collect(),
+            halves: Vec::new(),
+            copy_buffer: target.copy_buffer.clone(),
+            cache_type: target.cache_type,
+            bytes: 0,
+        }
+    }
+
     /// The keys and values that layer `i`, which has attention, reads: its own, or an earlier layer's that it shares.
     pub(super) fn read_by_layer(&self, i: usize) -> (&Slice, &Slice) {
         let (keys, values) = self.layers[i].as_ref().expect("a layer with attention reads a cache");

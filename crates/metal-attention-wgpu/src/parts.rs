@@ -161,6 +161,12 @@ pub(crate) fn page_bytes(weights: &Weights, pages: &[LayerPages], groups: &Cache
 
 /// Widens the scratch buffers for all parts of a model with streams of `n_embd` elements. `pages`: those of each layer.
 pub(crate) fn widen_for_parts(widths: &mut ActivationWidths, n_embd: usize, weights: &Weights, pages: &[LayerPages]) {
+    if let Some(assistant) = &weights.assistant {
+        let width = assistant.spec.target_width;
+        widen(&mut widths.states, width);
+        widen(&mut widths.joined, 2 * width);
+        widen(&mut widths.target_rows, width);
+    }
     match &weights.state {
         None => {}
         Some(StateInputWeights::Joined { .. } | StateInputWeights::Attended { .. }) => {

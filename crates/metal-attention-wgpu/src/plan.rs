@@ -70,6 +70,8 @@ pub(super) struct DispatchPlan {
     pub(super) merge_streams: Vec<Dispatch>,
     /// Hidden vectors of all tokens after the last norm, in `scratch.normed`, for traces.
     pub(super) hidden_of_all: Vec<Dispatch>,
+    /// The states for an assistant's next drafts, of all tokens, in `scratch.target_rows`; empty for other models.
+    pub(super) next_states: Vec<Dispatch>,
     /// Hidden vectors of the output tokens after the last norm, in `scratch.normed`.
     pub(super) hidden: Vec<Dispatch>,
     /// Logits of the output tokens, in `scratch.logits`; empty for a model without an output head.
@@ -94,10 +96,20 @@ impl DispatchPlan {
 
     /// All dispatches.
     fn all_dispatches(&self) -> impl Iterator<Item = &Dispatch> {
-        let Self { embedding, layers, persistent_layers, merge_streams, hidden_of_all, hidden, head, argmax, top_k } =
-            self;
+        let Self {
+            embedding,
+            layers,
+            persistent_layers,
+            merge_streams,
+            hidden_of_all,
+            next_states,
+            hidden,
+            head,
+            argmax,
+            top_k,
+        } = self;
         let layers = layers.iter().chain(persistent_layers).flatten();
-        let hidden = merge_streams.iter().chain(hidden_of_all).chain(hidden);
+        let hidden = merge_streams.iter().chain(hidden_of_all).chain(next_states).chain(hidden);
         embedding.iter().chain(layers).chain(hidden).chain(head).chain(argmax).chain(top_k)
     }
 
@@ -241,6 +253,7 @@ impl<'a> PlanBuilder<'a> {
             persistent_layers: None,
             merge_streams: self.merge_streams()?,
             hidden_of_all: self.hidden(false)?,
+            next_states: self.next_states()?,
             hidden: self.hidden(true)?,
             head: self.head()?,
             argmax,

@@ -51,11 +51,11 @@ pub use metal_attention_cuda::{
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::vision;
 pub use metal_attention_model::{
-    ASLEEP_AFTER, Batch, BatchToken, DEFAULT_UBATCH, DeviceInfo, Executor, ForwardError, ForwardPass, HeadUse,
-    HiddenRequest, HiddenRows, HookedExecutor, Hooks, KernelTime, KernelTotal, LayerTrace, LoadedModel, Logits,
-    MemoryUse, ModelSpec, NullExecutor, OutputKind, Outputs, PageUse, Phase, Pooling, Position, Profile, ProfiledStep,
-    Recipe, SequenceCache, Session, SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults,
-    TopK, TracedTokens, TypeChoices, Watch, Weights, highest,
+    ASLEEP_AFTER, AssistantDrafts, AssistantToken, Batch, BatchToken, DEFAULT_UBATCH, DeviceInfo, Executor,
+    ForwardError, ForwardPass, HeadUse, HiddenRequest, HiddenRows, HookedExecutor, Hooks, KernelTime, KernelTotal,
+    LayerTrace, LoadedAssistant, LoadedModel, Logits, MemoryUse, ModelSpec, NullExecutor, OutputKind, Outputs, PageUse,
+    Phase, Pooling, Position, Profile, ProfiledStep, Recipe, SequenceCache, Session, SessionOptions, Snapshot,
+    SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TracedTokens, TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_pictures as picture_files;
 pub use metal_attention_tokenizer as tokenizer;

@@ -394,7 +394,8 @@ impl Sequence {
         }
         let request = DraftRequest { seq: 0, ids: &self.ids, prediction: &[], n };
         let forced = self.constraint.as_mut().map(ActiveConstraint::forced).unwrap_or_default();
-        let mut ids = speculator.propose(1, n, &[request], &[forced]).pop().map_or(Vec::new(), |draft| draft.ids);
+        let mut ids = speculator.propose(&mut *self.pass, 1, n, &[request], &[forced]);
+        let mut ids = ids.pop().map_or(Vec::new(), |draft| draft.ids);
         if let Some(constraint) = &mut self.constraint {
             ids.truncate(constraint.n_allowed(&ids));
         }

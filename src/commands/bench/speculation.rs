@@ -169,7 +169,7 @@ impl SpeculationBench<'_> {
                     };
                     let requests: Vec<_> = running.iter().map(request).collect();
                     let max_rows = max_drafts_of_step(pass, running.len());
-                    speculator.propose(running.len(), max_rows, &requests, &[])
+                    speculator.propose(pass, running.len(), max_rows, &requests, &[])
                 }
             };
             let n_drafts: usize = drafts.iter().map(|draft| draft.ids.len()).sum();

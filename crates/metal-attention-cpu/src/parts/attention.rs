@@ -122,7 +122,7 @@ impl MicroBatchRun<'_> {
             match (&w.v, a.kv) {
                 (Some(linear), _) => add_bias(v, linear),
                 (None, KvSource::KeysAsValues) => v.copy_from_slice(k),
-                (None, KvSource::Own | KvSource::Layer(_)) => {}
+                (None, KvSource::Own | KvSource::Layer(_) | KvSource::Target(_)) => {}
             }
             if let Some(clamp) = a.clamp_qkv {
                 [&mut *q, &mut *k, &mut *v].into_iter().flatten().for_each(|x| *x = x.clamp(-clamp, clamp));

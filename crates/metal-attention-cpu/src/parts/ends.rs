@@ -1,13 +1,13 @@
 //! The ends of a model: the token embedding with what is computed once for all layers, and the output norm with the head.
 
-use metal_attention_model::{BatchToken, NormWeights, StateInputWeights};
+use metal_attention_model::{AssistantWeights, BatchToken, LayerTrace, NormWeights, StateInputWeights};
 
 use crate::forward::{
     MicroBatchOutput, MicroBatchRun, ProductInput, ProductOutput, RopeTable, add, add_bias, normalize, normalize_row,
     resize, scale_by,
 };
 use crate::kernels::matmul::{MatmulOp, embedding, matmul};
-use crate::layers::PreparedHead;
+use crate::layers::{PreparedHead, PreparedLinear};
 use crate::simd::Isa;
 
 impl MicroBatchRun<'_> {
@@ -16,6 +16,10 @@ impl MicroBatchRun<'_> {
     /// per-layer embeddings and the other residual streams, in models that have them.
     pub(crate) fn embed(&mut self, tokens: &[BatchToken]) {
         let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);
+        if let Some(w) = &weights.assistant {
+            self.embed_for_assistant(tokens, w);
+            return;
+        }
         let mut position_row = vec![0.0; if weights.positions.is_some() { n_embd } else { 0 }];
         let positions: Vec<usize> = match weights.positions {
             Some(_) => tokens.iter().map(|token| self.position(token).0[0] as usize).collect(),
@@ -85,6 +89,44 @@ impl MicroBatchRun<'_> {
             }
         }
         self.record_time("matmul_state");
+    }
+
+    /// `x = pre_projection * [scale * target_table[id] | state]`, in assistants.
+    fn embed_for_assistant(&mut self, tokens: &[BatchToken], w: &AssistantWeights<PreparedLinear>) {
+        let (width, scale, table) = (w.spec.target_width, self.spec.embedding.scale, &self.weights.token_embd);
+        let Some(table) = table else { return };
+        let s = &mut *self.scratch;
+        assert_eq!(self.token_states.len(), tokens.len() * width, "a session checks that each token has a state");
+        resize(&mut s.x, tokens.len() * self.spec.n_embd);
+        resize(&mut s.mixer_out, 2 * tokens.len() * width);
+        let rows = tokens.iter().zip(self.token_states.chunks_exact(width));
+        for (joined, (token, state)) in s.mixer_out.chunks_exact_mut(2 * width).zip(rows) {
+            let (of_embedding, of_state) = joined.split_at_mut(width);
+            embedding(table, token.id as usize, of_embedding);
+            scale_by(of_embedding, scale);
+            of_state.copy_from_slice(state);
+        }
+        self.record_time("embedding");
+        self.project(&w.pre_projection, ProductInput::MixerOut, ProductOutput::ReplaceX);
+        self.record_time("matmul_state");
+    }
+
+    /// The states for an assistant's next drafts, `post_projection * normed`, `[n_tokens, target_width]`; `None` unless `trace` is
+    /// of them. Precondition: that of [`write_output`](Self::write_output).
+    pub(crate) fn next_states(&mut self, trace: &LayerTrace<'_>) -> Option<Vec<f32>> {
+        let w = self.weights.assistant.as_ref()?;
+        if !trace.before.contains(&(self.spec.n_layer() + 2)) {
+            return None;
+        }
+        self.observe(&[&w.post_projection], ProductInput::Normed);
+        let s = &mut *self.scratch;
+        let n_tokens = s.normed.len() / self.spec.n_embd;
+        let mut states = vec![0.0; n_tokens * w.spec.target_width];
+        let matrix = &w.post_projection.weight;
+        let mut products = [MatmulOp { matrix, rows: 0..n_tokens, y: &mut states, accumulate: false }];
+        matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
+        self.record_time("matmul_state");
+        Some(states)
     }
 
     /// Computes the RoPE cos/sin table of each rotation of the model for the positions of `tokens`.

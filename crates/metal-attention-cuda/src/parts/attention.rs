@@ -122,7 +122,7 @@ impl CudaAttention {
                 let (v_at, owns_cache) = match of.kv {
                     KvSource::Own => (k_at + of.n_head_kv * of.head_dim, true),
                     KvSource::KeysAsValues => (k_at, true),
-                    KvSource::Layer(_) => (k_at, false),
+                    KvSource::Layer(_) | KvSource::Target(_) => (k_at, false),
                 };
                 let growth = of.temperature;
                 // Longer contexts than u32 counts do not fit in memory.

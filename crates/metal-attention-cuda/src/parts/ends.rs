@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytemuck::Zeroable;
-use metal_attention_model::{ModelSpec, StateInputWeights, Weights};
+use metal_attention_model::{AssistantWeights, ModelSpec, StateInputWeights, Weights};
 
 use super::{CudaPerLayer, CudaStreams};
 use crate::CudaError;
@@ -33,6 +33,8 @@ pub(crate) struct CudaEmbedding {
     pub(crate) norm: Option<CudaNorm>,
     /// What reads states (drafters).
     pub(crate) state: Option<CudaStateInput>,
+    /// What leads from the target model to an assistant and back.
+    pub(crate) assistant: Option<CudaAssistantEnds>,
     /// Per-layer embeddings.
     pub(crate) per_layer: Option<CudaPerLayer>,
     /// Further residual streams.
@@ -71,6 +73,29 @@ impl CudaStateInput {
     }
 }
 
+/// The weights between an assistant and its target model.
+#[derive(Debug)]
+pub(crate) struct CudaAssistantEnds {
+    /// Width of the target's residual stream.
+    width: usize,
+    /// From the target's embedding and the state to the input of the first layer, `[n_embd, 2 * width]`.
+    pre_projection: CudaLinear,
+    /// From the result of the output norm to the next state, `[width, n_embd]`.
+    post_projection: CudaLinear,
+}
+
+impl CudaAssistantEnds {
+    /// Uploads the weights.
+    fn new(loader: &mut Loader<'_>, w: &AssistantWeights) -> Result<Self, CudaError> {
+        let AssistantWeights { spec, pre_projection, post_projection } = w;
+        Ok(Self {
+            width: spec.target_width,
+            pre_projection: loader.linear(pre_projection)?,
+            post_projection: loader.linear(post_projection)?,
+        })
+    }
+}
+
 impl CudaEmbedding {
     /// Uploads the weights, except `table`, that of the token embeddings.
     pub(crate) fn new(loader: &mut Loader<'_>, w: &Weights, table: Option<Arc<CudaMatrix>>) -> Result<Self, CudaError> {
@@ -78,6 +103,7 @@ impl CudaEmbedding {
             per_layer: w.per_layer.as_ref().map(|tables| CudaPerLayer::new(loader, tables)).transpose()?,
             streams: w.streams.as_ref().map(|streams| CudaStreams::new(loader, streams)).transpose()?,
             state: w.state.as_ref().map(|state| CudaStateInput::new(loader, state)).transpose()?,
+            assistant: w.assistant.as_ref().map(|ends| CudaAssistantEnds::new(loader, ends)).transpose()?,
             table,
             token_type: loader.optional(w.token_type.as_deref())?,
             positions: w.positions.as_ref().map(|table| loader.matrix(table)).transpose()?,
@@ -93,6 +119,9 @@ impl ModelRunner {
         let w = Arc::clone(&self.weights.embedding);
         let (spec, n_tokens) = (batch.spec, batch.size.n_tokens);
         let (x, n_embd) = (self.buffers.x.slice(), spec.n_embd);
+        if let (Some(assistant), Some(table)) = (&w.assistant, &w.table) {
+            return self.embedding_of_assistant(batch, table, assistant);
+        }
         if let Some(table) = &w.table {
             let args = EmbeddingArgs {
                 types: ptr_or_null(w.token_type.as_ref()),
@@ -118,6 +147,37 @@ impl ModelRunner {
             self.per_layer_embeddings(spec, per_layer, n_tokens)?;
         }
         self.spread_over_streams(spec, w.streams.as_ref(), n_tokens)
+    }
+
+    /// Launches `x = pre_projection * [scale * target_table[id] | state]`, in assistants. The states are uploaded in the place of the
+    /// embeddings.
+    fn embedding_of_assistant(
+        &mut self,
+        batch: MicroBatch<'_>,
+        table: &CudaMatrix,
+        w: &CudaAssistantEnds,
+    ) -> Result<(), CudaError> {
+        let (n, width, x) = (batch.size.n_tokens, w.width, self.buffers.x.slice());
+        debug_assert_eq!(batch.states.len(), n * width, "a session checks that each token has a state");
+        let [rows, joined] = self.scratch_rows(batch, [width, 2 * width]);
+        self.look_up(table, batch.spec.embedding.scale, rows, n)?;
+        self.stretch(width, (rows, width), None, (joined, 2 * width), n)?;
+        self.buffers.rows.write(0, bytemuck::cast_slice(batch.states))?;
+        self.stretch(width, (rows, width), None, (joined.skip(width), 2 * width), n)?;
+        let input = self.rows_input(batch, joined, 2 * width, None)?;
+        self.store_all(batch, "state", [&w.pre_projection], input, x)
+    }
+
+    /// Launches `post_projection * output_norm(x)` for all tokens of an assistant, to the first scratch rows, `[n_tokens, width]`.
+    /// False, without a launch, for other models.
+    pub(crate) fn next_states(&mut self, batch: MicroBatch<'_>) -> Result<bool, CudaError> {
+        let embedding = Arc::clone(&self.weights.embedding);
+        let Some(w) = &embedding.assistant else { return Ok(false) };
+        self.output_norm_of_all(batch.spec, batch.size.n_tokens)?;
+        let [states] = self.scratch_rows(batch, [w.width]);
+        let input = self.rows_input(batch, self.buffers.h.slice(), batch.spec.n_embd, None)?;
+        self.store_all(batch, "state", [&w.post_projection], input, states)?;
+        Ok(true)
     }
 
     /// Launches what reads the states: `x` as [`StateInput`](metal_attention_model::StateInput) says, and in the first scratch rows

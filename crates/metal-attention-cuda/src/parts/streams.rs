@@ -128,8 +128,17 @@ impl CudaLayerStreams {
 /// Checks that there are kernels for the residual streams of a model; the error is the part without one.
 pub(crate) fn supports(embedding: &InputEmbedding, layers: &[LayerSpec]) -> Result<(), &'static str> {
     // There are kernels for all others.
-    let InputEmbedding { per_layer, streams, scale: _, n_token_types: _, n_positions: _, norm: _, state: _, n_rows: _ } =
-        embedding;
+    let InputEmbedding {
+        per_layer,
+        streams,
+        scale: _,
+        assistant: _,
+        n_token_types: _,
+        n_positions: _,
+        norm: _,
+        state: _,
+        n_rows: _,
+    } = embedding;
     if let Some(streams) = streams {
         // As in Gemma 3n files: layers correct the streams where they add their per-layer embedding, so both have to be there,
         // and the first stream is the one that layers compute with.

@@ -109,6 +109,7 @@ pub(super) fn stack(
             streams: None,
             state: None,
             n_rows: None,
+            assistant: None,
         },
         first_block: 0,
         layers: layers.into_iter().map(layer).collect(),

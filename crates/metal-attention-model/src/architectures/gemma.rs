@@ -146,6 +146,13 @@ pub(super) fn gemma3n(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
 /// Gemma 4: another head size in layers with a sliding window, norms of values, shared keys and values, an embedding
 /// for each layer, experts beside the dense feed-forward.
 pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    let (mut m, windowed) = gemma4_with_own_keys(k)?;
+    share_kv(k, &mut m, &windowed, k.opt_usize("attention.shared_kv_layers")?.unwrap_or(0))?;
+    Ok(m)
+}
+
+/// Gemma 4 before its last layers share keys and values, and which of its layers have a sliding window.
+pub(super) fn gemma4_with_own_keys(k: &MetadataReader<'_>) -> Result<(ModelSpec, Vec<bool>), ModelError> {
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
     m.add_post_norms(norm);
@@ -173,7 +180,6 @@ pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
             a.kv = KvSource::KeysAsValues;
         }
     }
-    share_kv(k, &mut m, &windowed, k.opt_usize("attention.shared_kv_layers")?.unwrap_or(0))?;
     if let Some(width) = k.opt_usize("embedding_length_per_layer_input")?.filter(|&n| n > 0) {
         k.positive("embedding_length_per_layer_input")?;
         let (proj_norm, post_norm) = (norm.with_tensor("per_layer_proj_norm"), norm.with_tensor("post_norm"));
@@ -204,5 +210,5 @@ pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
             rope.factors = RopeFactors::None;
         }
     }
-    Ok(m)
+    Ok((m, windowed))
 }

@@ -2,7 +2,6 @@
 //!
 //! The function of an architecture reads these blocks as if they were layers; each becomes a model of its own.
 
-use crate::attention::KvSource;
 use crate::metadata_reader::MetadataReader;
 use crate::spec::{HeadUse, JoinedState, Norm, NormKind, StateInput};
 use crate::{ModelError, ModelSpec};
@@ -53,7 +52,7 @@ pub(crate) fn read_heads(k: &MetadataReader<'_>) -> Result<Vec<ModelSpec>, Model
 /// The head of block `block`. `all`: the model with the blocks of all heads as layers.
 fn head(k: &MetadataReader<'_>, traits: &HeadTraits, all: &ModelSpec, block: usize) -> Result<ModelSpec, ModelError> {
     let layer = &all.layers[block];
-    let shares_keys = layer.mixer.attention().is_some_and(|a| matches!(a.kv, KvSource::Layer(_)));
+    let shares_keys = layer.mixer.attention().is_some_and(|a| !a.owns_cache());
     k.check("nextn_predict_layers", block, !shares_keys, "a prediction head cannot read another layer's keys")?;
     let norm = k.norm(NormKind::Rms)?;
     let own = |stem: &str| k.has_tensor(&format!("blk.{block}.{stem}.weight"), true);

@@ -4,6 +4,7 @@
 //! In these files `k` is the metadata and `m` the spec under construction.
 
 mod afmoe;
+mod assistant;
 mod bailing;
 mod bert;
 mod cohere;
@@ -49,6 +50,7 @@ pub(crate) mod vision;
 
 use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};
+pub(crate) use assistant::read_assistant;
 pub use eagle3::Eagle3Spec;
 pub(crate) use eagle3::read_eagle3;
 pub(crate) use heads::read_heads;

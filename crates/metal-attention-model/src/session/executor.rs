@@ -23,8 +23,12 @@ pub struct Step {
     /// Those of its inputs that are rows of embeddings; `None`: all are token ids.
     pub inputs: Option<Arc<StepInputs>>,
     /// The state of each token, row-major `[n_tokens, state_width]`, for a model that reads them
-    /// ([`InputEmbedding::state`](crate::InputEmbedding::state)); `None` for all others.
+    /// ([`InputEmbedding::state`](crate::InputEmbedding::state)), `[n_tokens, target_width]` for an assistant; `None` for all others.
     pub states: Option<Arc<[f32]>>,
+    /// Whether it is a step of an assistant ([`AssistantEnds`](crate::AssistantEnds)). Its tokens, at most one of each sequence, are
+    /// in no cache and none is written: each has the index of the last token of its sequence, as far as which it attends, and the
+    /// position that follows.
+    pub is_of_assistant: bool,
 }
 
 impl Step {
@@ -32,6 +36,7 @@ impl Step {
     pub fn position(&self, token: &BatchToken) -> Position {
         match self.inputs.as_ref().and_then(|inputs| inputs.of_token(token)) {
             Some((span, i)) => span.positions[i],
+            None if self.is_of_assistant => self.pages.text_position(&BatchToken { pos: token.pos + 1, ..*token }),
             None => self.pages.text_position(token),
         }
     }

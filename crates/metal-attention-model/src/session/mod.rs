@@ -1,6 +1,7 @@
 //! [`Session`], the forward pass over any [`Executor`]: checks of batches, the page table, micro-batches, decode steps
 //! that run ahead, retraction after errors, results, snapshots and profiles.
 
+mod assistant;
 mod executor;
 mod hooked;
 mod null;
@@ -11,6 +12,7 @@ use std::io::Write;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+pub use assistant::{AssistantDrafts, AssistantToken};
 use executor::n_outputs;
 pub use executor::{Executor, LastSeen, Step, StepLimits, StepResults};
 pub use hooked::{HookedExecutor, Hooks};
@@ -35,6 +37,8 @@ use crate::{
 /// the session does not know of, and later results are wrong.
 pub struct Session<E: Executor> {
     executor: E,
+    /// The executor of an assistant, which reads the KV cache of `executor` and writes none.
+    assistant: Option<E>,
     limits: StepLimits,
     /// The KV pages and state slots of each sequence. Steps share it while they run.
     pages: Arc<PageTable>,
@@ -51,12 +55,15 @@ impl<E: Executor> Session<E> {
     pub fn new(executor: E) -> Self {
         let (limits, pages) = (executor.limits(), PageTable::new(executor.cache_groups()));
         let (lookahead, pages) = (Lookahead::default(), Arc::new(pages));
-        Self { executor, limits, pages, lookahead, rows: Vec::new(), profiler: None }
+        Self { executor, assistant: None, limits, pages, lookahead, rows: Vec::new(), profiler: None }
     }
 
-    /// Bytes in use.
+    /// Bytes in use, those of an assistant included.
     pub fn memory_use(&self) -> MemoryUse {
-        self.executor.memory_use(size_of::<f32>() * self.rows.capacity())
+        let own = self.executor.memory_use(size_of::<f32>() * self.rows.capacity());
+        let MemoryUse { weights, kv_cache: _, scratch } =
+            self.assistant.as_ref().map_or_else(MemoryUse::default, |assistant| assistant.memory_use(0));
+        MemoryUse { weights: own.weights + weights, scratch: own.scratch + scratch, ..own }
     }
 
     /// The KV pages and state slots of each sequence.
@@ -139,7 +146,14 @@ impl<E: Executor> Session<E> {
 
     /// The step of `tokens`, which have their pages, without states.
     fn step(&self, tokens: &[BatchToken], phase: Phase, inputs: Option<Arc<StepInputs>>) -> Step {
-        Step { tokens: tokens.into(), pages: Arc::clone(&self.pages), phase, inputs, states: None }
+        Step {
+            tokens: tokens.into(),
+            pages: Arc::clone(&self.pages),
+            phase,
+            inputs,
+            states: None,
+            is_of_assistant: false,
+        }
     }
 
     /// Evaluates a greedy decode step, and leaves further ones in flight. Returns the id that follows each sequence. On an
@@ -396,6 +410,15 @@ impl<E: Executor> ForwardPass for Session<E> {
         let trace = LayerTrace { before: &layers, tokens: of_tokens, rows: &mut keep };
         let outputs = self.outputs(batch, kind, Some(trace))?;
         Ok((outputs, HiddenRows::new(hidden, of_layer, n_embd)))
+    }
+
+    fn forward_assistant(
+        &mut self,
+        tokens: &[AssistantToken],
+        states: &[f32],
+        with_logits: bool,
+    ) -> Result<AssistantDrafts, ForwardError> {
+        self.draft(tokens, states, with_logits)
     }
 
     fn forward_traced(

@@ -7,7 +7,8 @@ use crate::BatchToken;
 /// The residual stream that a step copies to the host.
 pub struct LayerTrace<'t> {
     /// The layers before which it is copied, ascending and all different: `i` is the input of layer `i`, `n_layer` the
-    /// output of the last layer, before the output norm, and `n_layer + 1` the result of the output norm.
+    /// output of the last layer, before the output norm, and `n_layer + 1` the result of the output norm. In an assistant
+    /// `n_layer + 2`, alone, is the next state, `[n_rows, target_width]`.
     pub before: &'t [usize],
     /// The tokens whose rows are copied.
     pub tokens: TracedTokens,

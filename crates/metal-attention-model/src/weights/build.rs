@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::{
-    AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights,
+    AssistantWeights, AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights,
     LatentAttentionWeights, LayerEmbeddingWeights, LayerStreamsWeights, NormWeights, PerLayerTables, StateInputWeights,
     StreamsWeights, Weights,
 };
@@ -26,7 +26,7 @@ use crate::tensors::{MatrixShape, Presence, WeightSource};
 
 /// All weights of a model of `spec`, from `source`.
 pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result<Weights<S::Linear>, S::Error> {
-    let InputEmbedding { scale: _, n_token_types, n_positions, norm, per_layer, streams, state, n_rows: _ } =
+    let InputEmbedding { scale: _, n_token_types, n_positions, norm, per_layer, streams, state, assistant, n_rows: _ } =
         &spec.embedding;
     let (n_embd, n_layer, output) = (spec.n_embd, spec.n_layer(), &spec.output);
     let n_mixer = if spec.attends_to_state() { 2 * n_embd } else { n_embd };
@@ -41,8 +41,11 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         block.as_ref().map(|block| format!("{block}{name}")).filter(|name| b.source.has(name))
     };
     let own_table = of_head(&b, "nextn.embed_tokens");
-    let table_name = own_table.as_deref().unwrap_or("token_embd");
-    let token_embd = spec.reads_tokens().then(|| b.matrix(table_name, table)).transpose()?;
+    let token_embd = match assistant {
+        Some(assistant) => Some(b.source.target_table([assistant.target_width, spec.n_vocab])?),
+        None if spec.reads_tokens() => Some(b.matrix(own_table.as_deref().unwrap_or("token_embd"), table)?),
+        None => None,
+    };
     let head = match (output.head, of_head(&b, "nextn.shared_head_head")) {
         (None, _) => None,
         (Some(_), Some(own)) => Some(Some(b.matrix(&own, ends)?)),
@@ -54,15 +57,26 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
                     b.source.linear("output", ends, Presence::Optional, bias)?
                 }
             };
-            // Tied to the table of the model, not to that of the prediction head.
-            Some(match (found, &own_table) {
-                (None, Some(_)) => Some(b.matrix("token_embd", ends)?),
-                (found, _) => found,
+            // Tied to the table of the file, not to that of the prediction head or of an assistant's target.
+            Some(match found {
+                None if own_table.is_some() || assistant.is_some() => Some(b.matrix("token_embd", ends)?),
+                found => found,
             })
         }
     };
     let state = match state {
         Some(state) => Some(b.state_input(state, spec.first_block)?),
+        None => None,
+    };
+    let assistant = match assistant {
+        Some(assistant) => {
+            let width = assistant.target_width;
+            Some(AssistantWeights {
+                spec: *assistant,
+                pre_projection: b.matrix("nextn.pre_projection", [2 * width, n_embd])?,
+                post_projection: b.matrix("nextn.post_projection", [n_embd, width])?,
+            })
+        }
         None => None,
     };
     let output_norm = match (output.norm, &block) {
@@ -143,6 +157,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         per_layer,
         streams,
         state,
+        assistant,
         layers,
         output_norm,
         output,
@@ -288,7 +303,7 @@ impl<S: WeightSource> Prepare<'_, Specs> for Builder<'_, S> {
                 let q = self.linear("attn_q", [n_in, n_q], bias)?;
                 (q, Some(self.linear("attn_k", [n_in, n_kv], bias)?), None)
             }
-            KvSource::Layer(_) => (self.linear("attn_q", [n_in, n_q], bias)?, None, None),
+            KvSource::Layer(_) | KvSource::Target(_) => (self.linear("attn_q", [n_in, n_q], bias)?, None, None),
         };
         let gate = a.gate_rows().map(|n_gate| self.matrix("attn_gate", [n_in, n_gate])).transpose()?;
         let q_norm = a.qk_norm.map(|norm| self.qk_norm("attn_q_norm", norm, a.n_head, a.head_dim)).transpose()?;

@@ -1,5 +1,6 @@
-//! Tests of model specs, prediction heads, cache groups, quantisation recipes, named shapes and weights.
+//! Tests of model specs, prediction heads, assistants, cache groups, quantisation recipes, named shapes and weights.
 
+mod assistant;
 mod cache_groups;
 mod gated_attention;
 mod heads;

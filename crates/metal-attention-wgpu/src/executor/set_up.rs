@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metal_attention_gguf::Tensor;
-use metal_attention_model::{BatchKind, CacheGroups, LoadedModel, MemoryUse, Session, SessionOptions};
+use metal_attention_model::{BatchKind, CacheGroups, LoadedAssistant, LoadedModel, MemoryUse, Session, SessionOptions};
 
 use super::{FLAG_BYTES, TOP_K, WgpuExecutor, WgpuForwardPass, log_persistent_layers};
 use crate::activations::{ActivationWidths, Activations};
@@ -20,11 +20,20 @@ use crate::spans::Spans;
 use crate::state::WgpuStates;
 use crate::waker::Waker;
 use crate::weights::{Uploads, WgpuWeights};
-use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError, WgpuMatrix};
+use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError};
 
 /// The time that loading waits for the persistent kernel to be compiled. Until it is, the plans with a dispatch for
 /// each kernel are used.
 const PATIENCE: Duration = Duration::from_millis(700);
+
+/// The executor of another model on the same GPU.
+#[derive(Clone, Copy)]
+struct First<'f> {
+    /// The executor, whose ends are shared where they are the same.
+    executor: &'f WgpuExecutor,
+    /// Whether the model is an assistant of that one, whose KV cache it reads.
+    is_target: bool,
+}
 
 impl WgpuExecutor {
     /// A session with a model, tuned by the GPU: see [`new`](Self::new).
@@ -54,7 +63,7 @@ impl WgpuExecutor {
         options: &SessionOptions,
         tuning: &WgpuTuning,
     ) -> Result<Self, WgpuError> {
-        Self::with_first(gpu, model, options, tuning, &[])
+        Self::with_first(gpu, model, options, tuning, None)
     }
 
     /// [`new`](Self::new) on the GPU of `first`, for a model that was [loaded beside](LoadedModel::load_beside) that of
@@ -66,18 +75,38 @@ impl WgpuExecutor {
         options: &SessionOptions,
         tuning: &WgpuTuning,
     ) -> Result<Self, WgpuError> {
-        Self::with_first(Arc::clone(&first.gpu), model, options, tuning, &first.ends)
+        Self::with_first(
+            Arc::clone(&first.gpu),
+            model,
+            options,
+            tuning,
+            Some(First { executor: first, is_target: false }),
+        )
     }
 
-    /// [`new`](Self::new), or [`beside`](Self::beside) an executor with the ends `first`.
+    /// Sets up an assistant of the model of `target`, to be [attached](Session::attach_assistant) to its session: it reads the
+    /// KV cache of `target`, and has none. Errors: as of [`new`](Self::new).
+    pub fn assistant(
+        target: &Self,
+        assistant: &LoadedAssistant,
+        options: &SessionOptions,
+        tuning: &WgpuTuning,
+    ) -> Result<Self, WgpuError> {
+        let first = First { executor: target, is_target: true };
+        Self::with_first(Arc::clone(&target.gpu), assistant.as_model(), options, tuning, Some(first))
+    }
+
+    /// [`new`](Self::new), or beside the executor `first`.
     fn with_first(
         gpu: Arc<WgpuDevice>,
         model: &LoadedModel,
         options: &SessionOptions,
         tuning: &WgpuTuning,
-        first: &[(Tensor, WgpuMatrix)],
+        first: Option<First<'_>>,
     ) -> Result<Self, WgpuError> {
         let (spec, weights) = (model.spec().clone(), model.weights());
+        let target = first.filter(|first| first.is_target).map(|first| first.executor);
+        let first = first.map_or(&[][..], |first| &first.executor.ends);
         let cache_capacity = capacity(options, &spec, gpu.summary().max_binding);
         if let Some((option, max)) = cache_capacity.out_of_range() {
             return Err(WgpuError::Option { option, max });
@@ -90,9 +119,14 @@ impl WgpuExecutor {
         if let Some(available) = gpu.summary().memory.filter(|&m| needed > m) {
             return Err(WgpuError::ModelTooLarge { name: gpu.summary().name.clone(), needed, available });
         }
-        let cache_groups = CacheGroups::new(&spec, cache_capacity);
+        let cache_groups = match target {
+            Some(target) => target.groups.of_assistant(&spec),
+            None => CacheGroups::new(&spec, cache_capacity),
+        };
+        let cache_type = target.map_or(options.cache_type, |target| target.cache.cache_type);
+        let cache_capacity = target.map_or(cache_capacity, |target| target.groups.capacity());
         let before = gpu.allocated_bytes();
-        let layer_pages = LayerPages::of_layers(&cache_groups, spec.n_layer(), options.cache_type);
+        let layer_pages = LayerPages::of_layers(&cache_groups, spec.n_layer(), cache_type);
         let widths = ActivationWidths::new(&spec, weights, &layer_pages);
         let n_ubatch = cache_capacity.n_tokens(&spec);
         let scratch_capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
@@ -110,8 +144,10 @@ impl WgpuExecutor {
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(scratch_capacity.0)?;
         let page_bytes = page_bytes(weights, &layer_pages, &cache_groups);
-        let cache =
-            WgpuKvCache::new(&gpu, &spec, &page_bytes, &cache_groups, options.cache_type, tuning.layers_in_a_buffer)?;
+        let cache = match target {
+            Some(target) => WgpuKvCache::of_assistant(&target.cache, spec.n_layer(), &cache_groups),
+            None => WgpuKvCache::new(&gpu, &spec, &page_bytes, &cache_groups, cache_type, tuning.layers_in_a_buffer)?,
+        };
         let states = WgpuStates::new(&gpu, &spec, &cache_groups, scratch_capacity.0)?;
         let before_weights = gpu.allocated_bytes();
         let mut uploads = Uploads::default();

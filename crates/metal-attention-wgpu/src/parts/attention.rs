@@ -121,7 +121,7 @@ impl AttentionKernels {
         let kv = match kv {
             KvSource::Own => KvInputs::Own,
             KvSource::KeysAsValues => KvInputs::KeysAsValues,
-            KvSource::Layer(_) => KvInputs::None,
+            KvSource::Layer(_) | KvSource::Target(_) => KvInputs::None,
         };
         let LayerPages { n_ctx, group, cache } = pages;
         let inputs = AttentionInputsShape {
@@ -254,7 +254,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
     };
     let own = match kv {
         KvSource::Own => true,
-        KvSource::KeysAsValues | KvSource::Layer(_) => false,
+        KvSource::KeysAsValues | KvSource::Layer(_) | KvSource::Target(_) => false,
     };
     let LayerPages { n_ctx, group, cache } = pages;
     let others = value_norm.is_some() || clamp_qkv.is_some() || temperature.is_some() || sinks && qk_norm.is_some();

@@ -2,7 +2,7 @@
 //! one.
 
 use metal_attention_gguf::Tensor;
-use metal_attention_model::{InputEmbedding, OutputHead, StateInputWeights, Weights};
+use metal_attention_model::{AssistantWeights, InputEmbedding, OutputHead, StateInputWeights, Weights};
 use wgpu::Buffer;
 
 use crate::kernels::{self, MatvecOutput, NormColumns, NormShape, ScaleShape, TokenRows};
@@ -25,6 +25,8 @@ pub(crate) struct WgpuEnds {
     embedding_norm: Option<WgpuNorm>,
     /// What reads states (drafters).
     state: Option<WgpuStateInput>,
+    /// What leads from the target model to an assistant and back.
+    assistant: Option<WgpuAssistantEnds>,
     /// The norm after the last layer.
     output_norm: Option<WgpuNorm>,
     /// The output head, unless it is the embedding table.
@@ -68,6 +70,17 @@ impl WgpuStateInput {
     }
 }
 
+/// The weights between an assistant and its target model.
+#[derive(Debug)]
+struct WgpuAssistantEnds {
+    /// Width of the target's residual stream.
+    width: usize,
+    /// From the target's embedding and the state to the input of the first layer, `[n_embd, 2 * width]`.
+    pre_projection: WgpuLinear,
+    /// From the result of the output norm to the next state, `[width, n_embd]`.
+    post_projection: WgpuLinear,
+}
+
 impl WgpuEnds {
     /// Uploads the weights. The output head comes first, since an idle GPU is kept awake by products of it while the
     /// others are uploaded. `first`: the [`matrices`](Self::matrices) of another model on `gpu`, which are shared where they are
@@ -89,6 +102,7 @@ impl WgpuEnds {
             streams: _,
             state: _,
             n_rows: _,
+            assistant: _,
         } = *spec;
         let mut matrices = Vec::new();
         let mut matrix = |what: &str, tensor: &Tensor| {
@@ -106,6 +120,14 @@ impl WgpuEnds {
             None => None,
         };
         let state = w.state.as_ref().map(|state| WgpuStateInput::new(gpu, state, uploads)).transpose()?;
+        let assistant = match &w.assistant {
+            Some(AssistantWeights { spec, pre_projection, post_projection }) => Some(WgpuAssistantEnds {
+                width: spec.target_width,
+                pre_projection: concat(gpu, "the projection from the target", &[pre_projection], uploads)?,
+                post_projection: concat(gpu, "the projection to the target", &[post_projection], uploads)?,
+            }),
+            None => None,
+        };
         let output_bias = w.output.as_ref().and_then(|linear| linear.bias.as_ref());
         Ok(Self {
             token_embd,
@@ -114,6 +136,7 @@ impl WgpuEnds {
             positions,
             embedding_norm: w.embedding_norm.as_ref().map(|norm| WgpuNorm::new(gpu, norm)).transpose()?,
             state,
+            assistant,
             output_norm: w.output_norm.as_ref().map(|norm| WgpuNorm::new(gpu, norm)).transpose()?,
             output,
             output_bias: output_bias.map(|bias| gpu.upload("a bias", bias)).transpose()?,
@@ -134,6 +157,9 @@ impl PlanBuilder<'_> {
     /// `scale * table[id]` already.
     pub(crate) fn embedding(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (scratch, w) = (self.scratch, &self.weights.ends);
+        if let (Some(assistant), Some(table)) = (&w.assistant, &w.token_embd) {
+            return self.embedding_of_assistant(assistant, table);
+        }
         let mut dispatches = match &w.token_embd {
             Some(table) => kernels::embedding(self.gpu, table, &scratch.x, true, self.batch)?,
             None => Vec::new(),
@@ -159,6 +185,31 @@ impl PlanBuilder<'_> {
         }
         self.embed_for_layers(&mut dispatches)?;
         self.spread_over_streams(&mut dispatches)?;
+        Ok(dispatches)
+    }
+
+    /// The dispatches before the first layer of an assistant: `x = pre_projection * [scale * target_table[id] | state]`.
+    fn embedding_of_assistant(&self, w: &WgpuAssistantEnds, table: &WgpuMatrix) -> Result<Vec<Dispatch>, WgpuError> {
+        let (scratch, width) = (self.scratch, w.width);
+        let mut dispatches = kernels::embedding(self.gpu, table, &scratch.target_rows, false, self.batch)?;
+        let scale = self.weights.ends.embedding_scale;
+        for (rows, at, scale) in [(&scratch.target_rows, 0, scale), (&scratch.states, width, 1.0)] {
+            let columns = Some(NormColumns { at, y_width: 2 * width });
+            let shape = NormShape { columns, scale, ..NormShape::of_row(width) };
+            dispatches.push(kernels::norm(self.gpu, shape, Some(rows), None, &scratch.joined, self.batch)?);
+        }
+        let product = LinearProduct::new(&w.pre_projection, MatvecOutput::Store, &scratch.joined, &scratch.x);
+        self.multiply(&mut dispatches, product)?;
+        Ok(dispatches)
+    }
+
+    /// The dispatches behind the last layer of an assistant that compute the states for the next drafts, in `target_rows`; empty in
+    /// other models.
+    pub(crate) fn next_states(&self) -> Result<Vec<Dispatch>, WgpuError> {
+        let Some(w) = &self.weights.ends.assistant else { return Ok(Vec::new()) };
+        let mut dispatches = self.hidden(false)?;
+        let (normed, states) = (&self.scratch.normed, &self.scratch.target_rows);
+        self.multiply(&mut dispatches, LinearProduct::new(&w.post_projection, MatvecOutput::Store, normed, states))?;
         Ok(dispatches)
     }
 

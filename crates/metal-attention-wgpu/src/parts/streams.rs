@@ -76,8 +76,17 @@ pub(crate) struct WgpuLayerEmbeddingInputs {
 
 /// Checks the residual streams and additional embeddings of a model; the error is the part without kernels.
 pub(super) fn supports(embedding: &InputEmbedding, layers: &[LayerSpec]) -> Result<(), &'static str> {
-    let InputEmbedding { per_layer, streams, scale: _, n_token_types: _, n_positions: _, norm: _, state: _, n_rows: _ } =
-        embedding;
+    let InputEmbedding {
+        per_layer,
+        streams,
+        scale: _,
+        assistant: _,
+        n_token_types: _,
+        n_positions: _,
+        norm: _,
+        state: _,
+        n_rows: _,
+    } = embedding;
     if let Some(streams) = streams {
         // Gemma 3n's arrangement is the only one that is supported: a layer corrects the streams when it adds its own
         // embedding.

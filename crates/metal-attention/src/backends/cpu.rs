@@ -5,7 +5,9 @@ use std::time::Duration;
 use metal_attention_cpu::{CpuCeilings, CpuEncoder, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_gguf::{GgufFile, Tensor};
 use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedModel, ModelSpec, Session};
+use metal_attention_model::{
+    DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedAssistant, LoadedModel, ModelSpec, Session,
+};
 
 use super::{Backend, BackendPass, CeilingEffort, DeviceCeilings, GpuList, Launches, log_memory, mib, options_beside};
 use crate::memory::available_memory;
@@ -96,6 +98,12 @@ impl BackendPass for CpuForwardPass {
     fn beside(&self, model: &LoadedModel, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
         let second = CpuExecutor::beside(self, &cpu_options(options), model, &options_beside(self, options))?;
         Ok(Box::new(Session::new(second)))
+    }
+
+    fn attach_assistant(&mut self, assistant: &LoadedAssistant, options: &EngineOptions) -> Result<(), Error> {
+        let executor = CpuExecutor::assistant(self, &cpu_options(options), assistant, &options_beside(self, options))?;
+        Session::attach_assistant(self, executor);
+        Ok(())
     }
 
     fn ceilings(&mut self, effort: CeilingEffort, exact: bool) -> Result<Option<Box<dyn DeviceCeilings + '_>>, Error> {

@@ -9,7 +9,9 @@ use metal_attention_cuda::{
 };
 use metal_attention_gguf::{GgufFile, Tensor};
 use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedModel, ModelSpec, Session, SessionOptions};
+use metal_attention_model::{
+    DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedAssistant, LoadedModel, ModelSpec, Session, SessionOptions,
+};
 
 use super::{
     Backend, BackendPass, CeilingEffort, DeviceCeilings, Gpu, GpuDetails, GpuError, GpuErrorKind, GpuList, Launches,
@@ -225,6 +227,13 @@ impl BackendPass for CudaForwardPass {
         (n_tokens == 1 && self.uses_persistent_kernel(0)).then_some(1)
     }
 
+    fn attach_assistant(&mut self, assistant: &LoadedAssistant, options: &EngineOptions) -> Result<(), Error> {
+        let session = options_beside(self, options);
+        let executor = CudaExecutor::assistant(self, assistant, &session, &CudaTuning::default())?;
+        Session::attach_assistant(self, executor);
+        Ok(())
+    }
+
     fn ceilings(&mut self, effort: CeilingEffort, _: bool) -> Result<Option<Box<dyn DeviceCeilings + '_>>, Error> {
         let cuda = CudaCeilings::new(self.gpu(), effort.time);
         Ok(Some(Box::new(Measured { pass: self, cuda, bytes: effort.gpu_bytes })))
@@ -233,6 +242,10 @@ impl BackendPass for CudaForwardPass {
 
 impl BackendPass for TensorParallelPass {
     fn beside(&self, _: &LoadedModel, _: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
+        Err(Error::BesideTensorParallelism)
+    }
+
+    fn attach_assistant(&mut self, _: &LoadedAssistant, _: &EngineOptions) -> Result<(), Error> {
         Err(Error::BesideTensorParallelism)
     }
 

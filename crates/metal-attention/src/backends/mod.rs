@@ -12,7 +12,7 @@ mod unavailable;
 mod wgpu;
 
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{ForwardPass, LoadedModel, MemoryUse, ModelSpec, PageUse, SessionOptions};
+use metal_attention_model::{ForwardPass, LoadedAssistant, LoadedModel, MemoryUse, ModelSpec, PageUse, SessionOptions};
 
 pub use self::ceilings::{CeilingEffort, DeviceCeilings, Launches};
 pub use self::gpu_error::{GpuError, GpuErrorKind};
@@ -91,6 +91,10 @@ pub trait BackendPass: ForwardPass {
     /// embedding table and the output head are shared where they are the same tensors. `options`: the rest, such as the watch.
     /// An error if several devices share this model.
     fn beside(&self, model: &LoadedModel, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error>;
+
+    /// Attaches an assistant of this model, so that [`forward_assistant`](ForwardPass::forward_assistant) drafts. `options`: as for
+    /// [`beside`](Self::beside). An error if several devices share this model.
+    fn attach_assistant(&mut self, assistant: &LoadedAssistant, options: &EngineOptions) -> Result<(), Error>;
 
     /// Measures the limits of the device; `exact`: of products with [`EngineOptions::exact`]. `None` for several devices.
     fn ceilings(&mut self, effort: CeilingEffort, exact: bool) -> Result<Option<Box<dyn DeviceCeilings + '_>>, Error>;

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use metal_attention_gguf::{GgufFile, Tensor};
 use metal_attention_model::vision::{EncodedPicture, EncoderWork, Pixels, VisionModel};
-use metal_attention_model::{DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedModel, ModelSpec, Session, SessionOptions};
+use metal_attention_model::{
+    DEFAULT_UBATCH, DeviceInfo, ForwardPass, LoadedAssistant, LoadedModel, ModelSpec, Session, SessionOptions,
+};
 use metal_attention_wgpu::wgpu::{CooperativeScalarType as Scalar, DeviceType, Features};
 use metal_attention_wgpu::{
     AdapterChoice, AdapterSummary, WgpuCeilings, WgpuDevice, WgpuEncoder, WgpuError, WgpuExecutor, WgpuForwardPass,
@@ -212,6 +214,13 @@ impl BackendPass for WgpuForwardPass {
     fn beside(&self, model: &LoadedModel, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
         let session = options_beside(self, options);
         Ok(Box::new(Session::new(WgpuExecutor::beside(self, model, &session, &WgpuTuning::default())?)))
+    }
+
+    fn attach_assistant(&mut self, assistant: &LoadedAssistant, options: &EngineOptions) -> Result<(), Error> {
+        let session = options_beside(self, options);
+        let executor = WgpuExecutor::assistant(self, assistant, &session, &WgpuTuning::default())?;
+        Session::attach_assistant(self, executor);
+        Ok(())
     }
 
     fn ceilings(&mut self, effort: CeilingEffort, _: bool) -> Result<Option<Box<dyn DeviceCeilings + '_>>, Error> {

@@ -160,7 +160,7 @@ impl Engine<'_> {
         let requests: Vec<_> = of_requests.iter().zip(&limits).map(request).collect();
         let max_rows =
             max_drafts_of_step(&**pass, single.len()).min(batch_sizer.max_tokens().saturating_sub(single.len()));
-        let mut drafts = speculator.propose(single.len(), max_rows, &requests, &forced);
+        let mut drafts = speculator.propose(&mut **pass, single.len(), max_rows, &requests, &forced);
         for (draft, &i) in drafts.iter_mut().zip(&of_requests) {
             draft.truncate(running[i].sequence.n_allowed(&draft.ids));
         }

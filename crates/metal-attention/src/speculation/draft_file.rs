@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use metal_attention_gguf::GgufFile;
 
-use super::{DraftModel, DraftModelOptions, Drafter, DrafterKind, HeadDrafter};
+use super::{AssistantDrafter, DraftModel, DraftModelOptions, Drafter, DrafterKind, HeadDrafter};
 use crate::backends::BackendPass;
 use crate::{Device, EngineOptions, Error, Model, ModelOptions};
 
@@ -105,7 +105,7 @@ impl DraftFile {
         }
     }
 
-    /// Sets up the drafter for `target`, whose forward pass is `pass`. `options`: those of `pass`. `device`: the device of a
+    /// Sets up the drafter for `target`, whose forward pass is `pass`, to which an assistant is attached. `options`: those of `pass`. `device`: the device of a
     /// [`Model`](Self::Model), `None`: the one of `options`; the others run on that of `pass`.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl DraftFile {
     pub fn drafter(
         &self,
         target: &Model,
-        pass: &dyn BackendPass,
+        pass: &mut dyn BackendPass,
         options: &EngineOptions,
         device: Option<&Device>,
     ) -> Result<Box<dyn Drafter>, Error> {
@@ -129,7 +129,7 @@ impl DraftFile {
             }
             Self::Eagle3(gguf) => Ok(Box::new(HeadDrafter::of_eagle3(gguf, target, pass, options)?)),
             Self::DFlash(_) => Err(DraftFileError::NotImplemented { architecture: "dflash" }.into()),
-            Self::Gemma4Assistant(_) => Err(DraftFileError::NotImplemented { architecture: "gemma4-assistant" }.into()),
+            Self::Gemma4Assistant(gguf) => Ok(Box::new(AssistantDrafter::attach(target, gguf, pass, options)?)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The interface of drafters.
 
-use crate::{ForwardError, MemoryUse};
+use crate::{ForwardError, ForwardPass, MemoryUse};
 
 /// A sequence for which a drafter proposes tokens.
 #[derive(Debug, Clone, Copy)]
@@ -104,6 +104,25 @@ pub trait Drafter: Send {
     ) -> Result<Vec<Draft>, ForwardError> {
         let _ = logits;
         self.propose(requests)
+    }
+
+    /// [`propose`](Self::propose), or with `logits` [`propose_with_logits`](Self::propose_with_logits), beside the target's forward pass,
+    /// none of whose sequences changes. What generates text calls this. A drafter that attends to the target's keys and values can
+    /// propose here alone.
+    ///
+    /// # Errors
+    /// As of [`propose`](Self::propose).
+    fn propose_beside(
+        &mut self,
+        target: &mut dyn ForwardPass,
+        requests: &[DraftRequest<'_>],
+        logits: Option<DraftLogits<'_>>,
+    ) -> Result<Vec<Draft>, ForwardError> {
+        let _ = target;
+        match logits {
+            None => self.propose(requests),
+            Some(logits) => self.propose_with_logits(requests, logits),
+        }
     }
 
     /// Bytes that it holds.

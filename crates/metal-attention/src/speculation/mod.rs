@@ -11,6 +11,7 @@
 //! How many drafts a sequence gets depends on how likely they hold and on what steps of several rows cost, both measured
 //! while the text is generated. Where drafts do not pay there are none.
 
+mod assistant;
 mod confidence;
 mod costs;
 mod draft_file;
@@ -26,6 +27,7 @@ mod scores_ahead;
 mod speculator;
 mod token_map;
 
+pub use assistant::AssistantDrafter;
 use costs::StepCosts;
 pub use draft_file::{DraftFile, DraftFileError};
 pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions};

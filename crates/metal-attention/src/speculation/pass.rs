@@ -62,11 +62,13 @@ impl SpeculativePass {
         match speculation.drafter {
             DrafterKind::Off => return Ok(model.forward_pass(options)?.into()),
             DrafterKind::Auto => {}
+            // An assistant is Gemma 4's multi-token prediction.
+            DrafterKind::Mtp if found == DrafterKind::Gemma4Assistant => {}
             requested if requested == found => {}
             requested => return Err(DraftFileError::OtherKind { requested, found }.into()),
         }
-        let pass = model.backend(options)?;
-        let drafter = draft.drafter(model, &*pass, options, device)?;
+        let mut pass = model.backend(options)?;
+        let drafter = draft.drafter(model, &mut *pass, options, device)?;
         Ok(Self { pass, drafter: Some(drafter) })
     }
 }

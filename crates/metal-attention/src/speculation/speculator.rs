@@ -144,9 +144,10 @@ impl Speculator {
 
     /// The drafts of each request for a step over `n_seq` sequences, those of the requests included: as many as give the
     /// most tokens a second, and at most `max_rows` in all. Where a constraint forces tokens (`forced`, one list for each request,
-    /// empty: none), these are the drafts.
+    /// empty: none), these are the drafts. `target`: the forward pass whose sequences they are; none of them changes.
     pub fn propose(
         &mut self,
+        target: &mut dyn ForwardPass,
         n_seq: usize,
         max_rows: usize,
         requests: &[DraftRequest<'_>],
@@ -156,9 +157,9 @@ impl Speculator {
             return vec![Draft::default(); requests.len()];
         }
         let mut drafts = if self.drafter.estimates() {
-            self.drafts_of(requests)
+            self.drafts_of(target, requests)
         } else {
-            self.drafts_by_acceptance(n_seq, max_rows, requests)
+            self.drafts_by_acceptance(target, n_seq, max_rows, requests)
         };
         for ((draft, ids), request) in drafts.iter_mut().zip(forced).zip(requests) {
             if !ids.is_empty() {
@@ -181,15 +182,21 @@ impl Speculator {
     }
 
     /// What the drafter proposes.
-    fn drafts_of(&mut self, requests: &[DraftRequest<'_>]) -> Vec<Draft> {
-        self.drafter.propose(requests).unwrap_or_else(|why| {
+    fn drafts_of(&mut self, target: &mut dyn ForwardPass, requests: &[DraftRequest<'_>]) -> Vec<Draft> {
+        self.drafter.propose_beside(target, requests, None).unwrap_or_else(|why| {
             tracing::warn!("the {} drafter failed: {why}", self.drafter.name());
             vec![Draft::default(); requests.len()]
         })
     }
 
     /// The drafts of a drafter that does not estimate how likely they hold.
-    fn drafts_by_acceptance(&mut self, n_seq: usize, max_rows: usize, requests: &[DraftRequest<'_>]) -> Vec<Draft> {
+    fn drafts_by_acceptance(
+        &mut self,
+        target: &mut dyn ForwardPass,
+        n_seq: usize,
+        max_rows: usize,
+        requests: &[DraftRequest<'_>],
+    ) -> Vec<Draft> {
         let lengths = match self.depth {
             DraftDepth::Fixed(_) => requests.iter().map(|request| request.n).collect(),
             DraftDepth::Adaptive(_) => self.lengths_by_acceptance(n_seq, max_rows, requests),
@@ -201,7 +208,7 @@ impl Speculator {
         let shorter: Vec<_> =
             requests.iter().zip(&lengths).map(|(request, &n)| DraftRequest { n, ..*request }).collect();
         let start = Instant::now();
-        let mut drafts = self.drafts_of(&shorter);
+        let mut drafts = self.drafts_of(target, &shorter);
         self.drafting += start.elapsed();
         for (draft, request) in drafts.iter_mut().zip(requests) {
             draft.confidence = self.acceptance(request.seq).confidence(draft.ids.len());
@@ -329,7 +336,14 @@ fn lengths_of(confidence: &[&[f32]], chosen: &[f32]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryUse;
+    use crate::{MemoryUse, Model};
+    use metal_attention_model::{NullExecutor, Session, SessionOptions, Watch};
+
+    /// A forward pass that the drafter does not read.
+    fn target() -> Session<NullExecutor> {
+        let spec = Model::built_in().unwrap().spec().clone();
+        Session::new(NullExecutor::new(spec, &SessionOptions::default(), Watch::default()))
+    }
 
     /// Proposes the ids 1, 2, ... with a confidence for each sequence, if it has one.
     struct Confident(Vec<f32>);
@@ -361,7 +375,7 @@ mod tests {
     }
 
     fn lengths(speculator: &mut Speculator, max_rows: usize) -> Vec<usize> {
-        speculator.propose(3, max_rows, &requests(), &[]).iter().map(|draft| draft.ids.len()).collect()
+        speculator.propose(&mut target(), 3, max_rows, &requests(), &[]).iter().map(|draft| draft.ids.len()).collect()
     }
 
     /// A speculator that knows what steps cost.
@@ -385,7 +399,7 @@ mod tests {
         assert_eq!(lengths(&mut speculator, 6), [5, 0, 1]);
         assert_eq!(lengths(&mut speculator, 0), [0, 0, 0]);
         let forced = [vec![], vec![5, 6], vec![]];
-        let drafts = speculator.propose(3, 99, &requests(), &forced);
+        let drafts = speculator.propose(&mut target(), 3, 99, &requests(), &forced);
         assert_eq!(drafts[1].ids, [5, 6]);
         let mut speculator = Speculator::new(Box::new(Confident(confidence)), DraftDepth::Fixed(8));
         assert_eq!(lengths(&mut speculator, 20).iter().sum::<usize>(), 20);

@@ -74,8 +74,8 @@ struct Pair {
 type Drafted = (Vec<Vec<u32>>, Vec<Vec<Vec<f32>>>);
 
 impl Pair {
-    fn new(model: &Model, draft: &DraftFile, target: Box<dyn BackendPass>, options: &EngineOptions) -> Self {
-        let drafter = draft.drafter(model, &*target, options, None).unwrap();
+    fn new(model: &Model, draft: &DraftFile, mut target: Box<dyn BackendPass>, options: &EngineOptions) -> Self {
+        let drafter = draft.drafter(model, &mut *target, options, None).unwrap();
         Self { target, drafter }
     }
 
@@ -339,8 +339,8 @@ fn changed(
 /// The error of setting a drafter up beside the target of the EAGLE-3 drafters.
 fn refused(draft: &DraftFile) -> Error {
     let (model, options) = (target("eagle3.gguf"), options(Device::Cpu));
-    let pass = model.backend(&options).unwrap();
-    draft.drafter(&model, &*pass, &options, None).err().expect("a refused drafter")
+    let mut pass = model.backend(&options).unwrap();
+    draft.drafter(&model, &mut *pass, &options, None).err().expect("a refused drafter")
 }
 
 /// The drafts that follow a prompt of the EAGLE-3 drafters' target.

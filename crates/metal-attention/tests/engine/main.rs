@@ -2,6 +2,7 @@
 //! snapshots and session files, damaged model files.
 
 mod architectures;
+mod assistant;
 mod beside;
 mod cuda;
 mod draft_model;

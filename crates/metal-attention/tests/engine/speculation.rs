@@ -8,13 +8,13 @@ use metal_attention::gguf::GgufFile;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Request, Scheduler, SchedulerOptions, SchedulerParts};
 use metal_attention::speculation::{
-    Draft, DraftDepth, DraftModel, DraftModelOptions, DraftRequest, Drafter, DrafterKind, NgramDrafter, Speculation,
-    SpeculativePass,
+    AssistantDrafter, Draft, DraftDepth, DraftModel, DraftModelOptions, DraftRequest, Drafter, DrafterKind,
+    NgramDrafter, Speculation, SpeculativePass,
 };
 use metal_attention::{
     Device, EngineOptions, ForwardError, GenerateOptions, Generator, MemoryUse, Model, ModelOptions,
 };
-use metal_attention_testing::models::{draft_models, more_architectures, with_heads};
+use metal_attention_testing::models::{draft_models, more_architectures, with_drafters, with_heads};
 
 use crate::scheduler::support::read;
 
@@ -275,6 +275,26 @@ fn drafts_of_drafters_that_read_hidden_rows_do_not_change_texts() {
             check_alone(name, &model, &new, DraftDepth::default(), &tasks[..24], &texts[..24]);
         }
     }
+}
+
+/// With an assistant, which attends to the target's keys and values.
+#[test]
+fn drafts_of_an_assistant_do_not_change_texts() {
+    let model = open(&with_drafters("gemma4.gguf"));
+    let file = GgufFile::from_bytes(&with_drafters("gemma4-assistant.gguf")).unwrap();
+    let tasks = tasks(1040, model.spec().n_vocab);
+    let texts = plain_texts(&model, &tasks);
+    let new = |options: &EngineOptions| {
+        let mut pass = model.backend(options).unwrap();
+        let drafter = AssistantDrafter::attach(&model, &file, &mut *pass, options).unwrap();
+        SpeculativePass { pass, drafter: Some(Box::new(drafter)) }
+    };
+    let few = 200;
+    let alone = check_alone("gemma4", &model, &new, DraftDepth::Fixed(3), &tasks, &texts);
+    let together = check_together("gemma4", &model, &new, DraftDepth::Fixed(4), &tasks[..few], &texts[..few]);
+    check_alone("gemma4", &model, &new, DraftDepth::default(), &tasks[..few], &texts[..few]);
+    let [drafted, accepted] = [0, 1].map(|i| alone[i] + together[i]);
+    assert!(texts.len() > 1000 && drafted > 1000 && accepted > 0 && accepted < drafted, "{accepted} of {drafted}");
 }
 
 /// With a second model, of the same and of another vocabulary.
