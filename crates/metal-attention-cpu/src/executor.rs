@@ -258,9 +258,9 @@ fn forward<E: CacheElement>(
     let owned: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerKvCache::shared)).collect();
     let caches = read_by_layers(groups, run.spec.n_layer(), &owned);
     match (sequence_parallel, output) {
-        // A trace or an observer is passed all tokens of the micro-batch together; spans are rare.
+        // A trace or an observer is passed all tokens of the micro-batch together; spans and context rows are rare.
         (Some(sequence_parallel), MicroBatchOutput::Logits { head, logits })
-            if trace.is_none() && run.observer.is_none() && run.inputs.is_none() =>
+            if trace.is_none() && run.observer.is_none() && run.inputs.is_none() && run.context.is_none() =>
         {
             if !sequence_parallel.forward(&mut run, &caches, tokens, head, logits) {
                 run.forward(&caches, tokens, MicroBatchOutput::Logits { head, logits }, trace);
@@ -389,6 +389,7 @@ impl Executor for CpuExecutor {
             inputs: step.inputs.as_deref(),
             token_states: step.states.as_deref().unwrap_or_default(),
             is_of_assistant: step.is_of_assistant,
+            context: step.context.as_deref(),
             states: &states,
             scratch: &mut self.scratch,
             profiler,

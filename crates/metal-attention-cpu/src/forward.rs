@@ -123,6 +123,8 @@ pub(crate) struct Scratch {
     pub(crate) mamba: crate::parts::mamba::MambaScratch,
     /// Buffers of RWKV.
     pub(crate) rwkv: crate::parts::rwkv::RwkvScratch,
+    /// Buffers of convolutions within blocks.
+    pub(crate) block_conv: crate::parts::block_conv::BlockConvScratch,
 }
 
 /// The RoPE cos/sin table of one rotation: a row for each token of the micro-batch, at the token's position.
@@ -164,6 +166,7 @@ impl Scratch {
             + self.delta.bytes()
             + self.mamba.bytes()
             + self.rwkv.bytes()
+            + self.block_conv.bytes()
     }
 }
 
@@ -202,6 +205,8 @@ pub(crate) struct MicroBatchRun<'a> {
     pub(crate) token_states: &'a [f32],
     /// Whether it is a step of an assistant ([`Step::is_of_assistant`](metal_attention_model::Step::is_of_assistant)).
     pub(crate) is_of_assistant: bool,
+    /// The context rows of a block drafter in the place of all tokens, `[n_tokens, n_embd]`; `None` in all other steps.
+    pub(crate) context: Option<&'a [f32]>,
     /// The recurrent states: of each sequence the slot that is read and the slot that is written.
     pub(crate) states: &'a SharedStateSlots<'a>,
     /// The activations; no other run uses them at the same time.
@@ -235,15 +240,19 @@ impl MicroBatchRun<'_> {
         debug_assert_eq!(caches.len(), spec.n_layer());
         let mut tokens = tokens.to_vec();
         let n_tokens = tokens.len() as u64;
-        // Then the last layer keeps the rows of all tokens.
+        if let Some(rows) = self.context {
+            return self.store_context(caches, rows, &mut tokens);
+        }
         let traces_all = trace.as_ref().is_some_and(|trace| trace.tokens == TracedTokens::All);
+        // Convolutions after the last layer's mixer and feed-forward read the rows of all tokens of a block.
+        let keeps_rows = traces_all || spec.takes_context;
         self.embed(&tokens);
         self.fill_rope_tables(&tokens);
         for (i, (layer, cache)) in weights.layers.iter().zip(caches).enumerate() {
             if let Some(trace) = &mut trace {
                 trace.copy(i, &tokens, &self.scratch.x);
             }
-            let may_drop_rows = i + 1 == spec.n_layer() && !traces_all;
+            let may_drop_rows = i + 1 == spec.n_layer() && !keeps_rows;
             let mut run = LayerRun { run: &mut self, i, cache: *cache, tokens: &mut tokens, may_drop_rows };
             let outcome = run.run_layer(layer);
             self.add_deepstack(i, &tokens);
@@ -263,7 +272,7 @@ impl MicroBatchRun<'_> {
         // The norms of all rows only if they are traced.
         let traces_all_norms = traces_all && trace.as_ref().is_some_and(|trace| trace.before.contains(&(n_layer + 1)));
         // Where there are no layers none has dropped them.
-        if (traces_all || spec.layers.is_empty()) && !traces_all_norms && !tokens.is_empty() {
+        if (keeps_rows || spec.layers.is_empty()) && !traces_all_norms && !tokens.is_empty() {
             self.drop_rows_without_output(&mut tokens);
         }
         if tokens.is_empty() {
@@ -281,6 +290,26 @@ impl MicroBatchRun<'_> {
         }
         if !tokens.is_empty() {
             self.write_output(output);
+        }
+    }
+
+    /// Stores the keys and values of the context rows `rows` in each layer.
+    fn store_context<E: CacheElement>(
+        &mut self,
+        caches: &[Option<&SharedKvCache<'_, E>>],
+        rows: &[f32],
+        tokens: &mut Vec<BatchToken>,
+    ) {
+        rows.clone_into(&mut self.scratch.x);
+        self.fill_rope_tables(tokens);
+        let weights = self.weights;
+        for (i, (layer, cache)) in weights.layers.iter().zip(caches).enumerate() {
+            let mut run = LayerRun { run: self, i, cache: *cache, tokens, may_drop_rows: false };
+            let Ok(()) = run.store_context(layer) else { return };
+            if self.pool.is_cancelled() {
+                return;
+            }
+            self.pool.watch().advance(tokens.len() as u64);
         }
     }
 

@@ -328,6 +328,18 @@
     FIELD_IS_AT(S, n, 48); \
     FIELD_IS_AT(S, n_streams, 52)
 
+// block_conv.cu
+#define LAYOUT_OF_BlockConvArgs(S) SIZE_IS(S, 56); \
+    FIELD_IS_AT(S, x, 0); \
+    FIELD_IS_AT(S, base, 8); \
+    FIELD_IS_AT(S, taps, 16); \
+    FIELD_IS_AT(S, y, 24); \
+    FIELD_IS_AT(S, tokens, 32); \
+    FIELD_IS_AT(S, n, 40); \
+    FIELD_IS_AT(S, n_tap, 44); \
+    FIELD_IS_AT(S, group_size, 48); \
+    FIELD_IS_AT(S, side, 52)
+
 // ends.cu
 #define LAYOUT_OF_LogitsArgs(S) SIZE_IS(S, 24); \
     FIELD_IS_AT(S, logits, 0); \

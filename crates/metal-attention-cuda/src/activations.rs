@@ -55,6 +55,10 @@ pub(crate) struct Widths {
     row: usize,
     /// The first layer's values, which later layers read (RWKV-7).
     pub(crate) first_value: usize,
+    /// The taps of a block's convolutions, of both sides (DFlash-2).
+    pub(crate) block_taps: usize,
+    /// The result of a block's convolution.
+    pub(crate) convolved: usize,
     /// Key heads or groups of recurrent mixers.
     pub(crate) n_key_head: usize,
 }
@@ -131,6 +135,10 @@ pub(crate) struct Activations {
     pub(crate) rows: CudaBuffer,
     /// The first layer's values, `[n_tokens, width]` (RWKV-7).
     pub(crate) first_value: CudaBuffer,
+    /// The taps of a block's convolutions (DFlash-2), `[n_tokens, 2, n_tap, n_groups]`.
+    pub(crate) block_taps: CudaBuffer,
+    /// The result of a block's convolution, `[n_tokens, n_embd]`.
+    pub(crate) convolved: CudaBuffer,
     /// Rows of the scratch that the next product reads, packed.
     pub(crate) packed_rows: CudaBuffer,
     /// Queries, keys and values before norm and RoPE, `[n_tokens, qkv]`.
@@ -197,6 +205,8 @@ impl Activations {
             laurel: zeros(4 * if w.n_streams > 0 { w.n_embd } else { 0 } * n_tokens)?,
             rows: zeros(4 * w.rows)?,
             first_value: zeros(4 * w.first_value * n_tokens)?,
+            block_taps: zeros(4 * w.block_taps * n_tokens)?,
+            convolved: zeros(4 * w.convolved * n_tokens)?,
             packed_rows: zeros(packed(w.n_embd.max(w.laurel_rank).max(w.row), n_tokens))?,
             qkv: zeros(4 * w.qkv * n_tokens)?,
             att: zeros(4 * w.attention * n_tokens)?,
@@ -225,7 +235,7 @@ impl Activations {
         let streams = 4
             * n_tokens
             * (2 * w.per_layer_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
-        let scratch = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
+        let scratch = 4 * w.rows + n_tokens * (4 * (w.first_value + w.block_taps + w.convolved) + 2 * w.row);
         let logits = (4 * w.n_vocab + top_k_bytes(w.n_vocab)) * n_tokens.min(MAX_OUTPUTS);
         (rows + streams + scratch + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }

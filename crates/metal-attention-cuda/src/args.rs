@@ -48,7 +48,8 @@ pub(crate) use recurrent::{
     StatesArgs, TokenShiftArgs,
 };
 pub(crate) use rows::{
-    ActivationArgs, ArgmaxArgs, EmbeddingArgs, LogitsArgs, NormArgs, RateArgs, StreamsArgs, StretchArgs, TopKArgs,
+    ActivationArgs, ArgmaxArgs, BlockConvArgs, EmbeddingArgs, LogitsArgs, NormArgs, RateArgs, StreamsArgs, StretchArgs,
+    TopKArgs,
 };
 
 /// Declares structures of kernel arguments, `struct RUST_NAME = "C++ name" in "file of kernels/" { fields }`, and for tests the list

@@ -114,6 +114,10 @@ impl DecodeKernel {
         let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.fuses_with_product()) else {
             return Ok(None);
         };
+        // Blocks are no decode steps.
+        if spec.takes_context {
+            return Ok(None);
+        }
         let head = [OpMatrix::of_matrix(head)];
         let Some(table) = &weights.embedding.table else { return Ok(None) };
         let has_plain_ends = embedding_is_table_row(&weights.embedding)

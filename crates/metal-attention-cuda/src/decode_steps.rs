@@ -155,7 +155,7 @@ impl CudaExecutor {
         let gpu = Arc::clone(&self.runner.gpu);
         let no_trace = |_: usize, _: &CudaBuffer| Ok(());
         let (spec, cache, recurrent) = (&self.spec, &self.cache, &self.recurrent_states);
-        let batch = MicroBatch { spec, cache, recurrent, size, spans: None, states: &[] };
+        let batch = MicroBatch { spec, cache, recurrent, size, spans: None, states: &[], context: None };
         if self.runner.timers.is_some() {
             return self.runner.run(batch, traces_norm, no_trace);
         }

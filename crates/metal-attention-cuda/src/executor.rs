@@ -343,7 +343,7 @@ impl CudaExecutor {
         let n_outputs = step.n_outputs();
         // Taken below, or after an error by `run_step`.
         self.runner.timers = profiler.is_some().then(|| Timers::new(&gpu));
-        let is_plain = trace.is_none() && step.inputs.is_none() && step.states.is_none();
+        let is_plain = trace.is_none() && step.inputs.is_none() && step.states.is_none() && !self.spec.takes_context;
         if is_decode_step(tokens) && is_plain {
             // The position matters only to the persistent kernel, which evaluates steps of a single sequence.
             self.launch_decode_steps(tokens.len(), tokens[0].pos, /* max_steps */ 1, output)?;
@@ -390,6 +390,7 @@ impl CudaExecutor {
                     size,
                     spans: spans.as_ref(),
                     states: step.states.as_deref().unwrap_or_default(),
+                    context: step.context.as_deref(),
                 };
                 this.runner.run(batch, traces_norm, |layer, residual_stream| {
                     reader.as_mut().map_or(Ok(()), |reader| reader.before_layer(layer, residual_stream))

@@ -8,8 +8,8 @@ use cudarc::driver::sys::CUfunction;
 use metal_attention_model::CacheType;
 
 use crate::args::{
-    ActivationArgs, AllGatherArgs, AllReduceArgs, ArgmaxArgs, AttentionArgs, AttentionInputsArgs, ConvolutionArgs,
-    CountExchangesArgs, DecodeArgs, DecodeOnRanksArgs, DeltaRuleArgs, ElementsArgs, EmbeddingArgs,
+    ActivationArgs, AllGatherArgs, AllReduceArgs, ArgmaxArgs, AttentionArgs, AttentionInputsArgs, BlockConvArgs,
+    ConvolutionArgs, CountExchangesArgs, DecodeArgs, DecodeOnRanksArgs, DeltaRuleArgs, ElementsArgs, EmbeddingArgs,
     EncoderAttentionArgs, EncoderHeadsArgs, EncoderUnitsArgs, ExpertsActivationArgs, ExpertsSumArgs, FunctionArgs,
     FusedDeltaRuleArgs, FusedMamba2Args, FusedRouteArgs, GatherArgs, GeneralAttentionArgs, GroupNormArgs,
     GroupedMatmulArgs, GroupedMatvecArgs, InterleaveArgs, LatentAttentionArgs, LatentInputsArgs, LogitsArgs,
@@ -232,6 +232,9 @@ kernel_table! {
         kernel PREDICT_STREAMS: StreamsArgs = "predict_streams";
         kernel CORRECT_STREAMS: StreamsArgs = "correct_streams";
         kernel ADD_TO_IDLE_STREAMS: StreamsArgs = "add_to_idle_streams";
+    }
+    "block_conv" for All {
+        kernel BLOCK_CONV: BlockConvArgs = "block_conv";
     }
     "attention_inputs" for All {
         family ATTENTION_INPUTS: AttentionInputsArgs = "attention_inputs_f16", "attention_inputs_f32";

@@ -4,6 +4,7 @@
 //! that it needs, and its launches. [`CudaParts`] is the stage of loading that they make up; [`Loader`] leads to it.
 
 pub(crate) mod attention;
+pub(crate) mod block_conv;
 pub(crate) mod delta_rule;
 pub(crate) mod dense;
 pub(crate) mod ends;
@@ -15,13 +16,14 @@ pub(crate) mod short_conv;
 pub(crate) mod streams;
 
 use metal_attention_model::{
-    AttentionAndMamba2Weights, AttentionWeights, ChannelMixWeights, DeltaRuleWeights, DenseWeights, ExpertsWeights,
-    FeedForward, LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerStreamsWeights, Loaded, Mamba2Weights,
-    MambaWeights, Mixer, ModelSpec, NormWeights, Parts, Prepare, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
-    StateInput,
+    AttentionAndMamba2Weights, AttentionWeights, BlockConvWeights, ChannelMixWeights, DeltaRuleWeights, DenseWeights,
+    ExpertsWeights, FeedForward, LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerStreamsWeights, Loaded,
+    Mamba2Weights, MambaWeights, Mixer, ModelSpec, NormWeights, Parts, Prepare, Rwkv6Weights, Rwkv7Weights,
+    ShortConvWeights, StateInput,
 };
 
 pub(crate) use attention::CudaAttention;
+pub(crate) use block_conv::CudaBlockConv;
 pub(crate) use delta_rule::CudaDeltaRule;
 pub(crate) use dense::CudaDense;
 pub(crate) use ends::CudaEmbedding;
@@ -54,6 +56,7 @@ impl Parts for CudaParts {
     type Dense = CudaDense;
     type Experts = CudaExperts;
     type ChannelMix = CudaChannelMix;
+    type BlockConv = CudaBlockConv;
     type LayerEmbedding = CudaLayerEmbedding;
     type LayerStreams = CudaLayerStreams;
     type OutputScale = f32;
@@ -68,9 +71,11 @@ pub(crate) fn widen_for_parts(widths: &mut Widths, spec: &ModelSpec) {
         // Norms, joins and factors have no buffers of their own. The additional embedding and the streams are the model's, below.
         let Layer {
             mixer_norm: _,
+            mixer_conv,
             mixer,
             mixer_post_norm: _,
             feed_forward_norm: _,
+            feed_forward_conv,
             feed_forward,
             feed_forward_post_norm: _,
             residual: _,
@@ -78,6 +83,9 @@ pub(crate) fn widen_for_parts(widths: &mut Widths, spec: &ModelSpec) {
             streams: _,
             output_scale: _,
         } = layer;
+        for conv in [mixer_conv, feed_forward_conv].into_iter().flatten() {
+            block_conv::widen_for_block_conv(widths, conv, spec.n_embd);
+        }
         match mixer {
             Mixer::Attention(spec) => attention::widen_for_attention(widths, spec),
             Mixer::LatentAttention(spec) => latent_attention::widen_for_latent_attention(widths, spec),
@@ -172,6 +180,10 @@ impl Prepare<'_, Loaded> for Loader<'_> {
 
     fn channel_mix(&mut self, w: &ChannelMixWeights) -> Result<CudaChannelMix, CudaError> {
         CudaChannelMix::new(self, w)
+    }
+
+    fn block_conv(&mut self, w: &BlockConvWeights) -> Result<CudaBlockConv, CudaError> {
+        CudaBlockConv::new(self, w)
     }
 
     fn layer_embedding(&mut self, w: &LayerEmbeddingWeights) -> Result<CudaLayerEmbedding, CudaError> {

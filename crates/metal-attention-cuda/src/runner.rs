@@ -118,6 +118,8 @@ pub(crate) struct MicroBatch<'a> {
     pub(crate) spans: Option<&'a SpanInputs>,
     /// The state of each token that a prediction head reads, `[n_tokens, n_embd]`; empty for other models.
     pub(crate) states: &'a [f32],
+    /// The context rows of a block drafter in the place of all tokens, `[n_tokens, n_embd]`; `None` in all other steps.
+    pub(crate) context: Option<&'a [f32]>,
 }
 
 impl ModelRunner {
@@ -152,7 +154,10 @@ impl ModelRunner {
             exchange.begin_step();
         }
         let (spec, size) = (batch.spec, batch.size);
-        self.embedding(batch)?;
+        match batch.context {
+            Some(rows) => self.buffers.x.write(0, bytemuck::cast_slice(rows))?,
+            None => self.embedding(batch)?,
+        }
         let mut list = 0;
         for i in 0..spec.n_layer() {
             before_layer(i, &self.buffers.x)?;

@@ -4,7 +4,7 @@
 use metal_attention_model::{Dense, FeedForward, LayerSpec, Mixer, ModelSpec, OutputScale, OutputSpec, Residual};
 
 use crate::CudaError;
-use crate::parts::{attention, delta_rule, experts, latent_attention, mamba, rwkv, short_conv, streams};
+use crate::parts::{attention, block_conv, delta_rule, experts, latent_attention, mamba, rwkv, short_conv, streams};
 
 /// Checks that there are kernels for every part of `spec`. The error names the first part without kernels.
 pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
@@ -21,9 +21,11 @@ pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
 fn layer_supports(layer: &LayerSpec) -> Result<(), &'static str> {
     let LayerSpec {
         mixer_norm: _,
+        mixer_conv: _,
         mixer,
         mixer_post_norm: _,
         feed_forward_norm: _,
+        feed_forward_conv: _,
         feed_forward,
         feed_forward_post_norm: _,
         residual,
@@ -32,6 +34,7 @@ fn layer_supports(layer: &LayerSpec) -> Result<(), &'static str> {
         streams: _,
         output_scale,
     } = layer;
+    block_conv::supports(layer)?;
     match residual {
         Residual::Sequential { scale: _ } | Residual::Parallel | Residual::PostNorm { .. } => {}
     }

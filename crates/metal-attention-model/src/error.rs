@@ -124,6 +124,22 @@ pub enum ForwardError {
         /// The reason.
         why: &'static str,
     },
+    /// The context rows of a batch are not those of a block drafter, or not a row for each input.
+    #[error(
+        "the batch has {found} values of context rows instead of {expected}: a row for each input, and only for a block drafter"
+    )]
+    WrongContext {
+        /// Values that were given.
+        found: usize,
+        /// Values that are possible.
+        expected: usize,
+    },
+    /// A batch that a block drafter cannot evaluate.
+    #[error("a block drafter cannot evaluate the batch: {why}")]
+    BadBlock {
+        /// The reason.
+        why: &'static str,
+    },
     /// A span of embedding rows that does not fit the batch or the model.
     #[error("a span of embedding rows cannot be evaluated: {why}")]
     BadSpan {
@@ -309,6 +325,12 @@ pub enum ModelError {
         found: [usize; 2],
         /// The expected shape.
         expected: [usize; 2],
+    },
+    /// A drafter has a tensor that nothing reads.
+    #[error("the drafter has the tensor {name}, which no known kind of drafter reads: use a drafter of another kind")]
+    UnknownTensor {
+        /// The tensor's name.
+        name: String,
     },
     /// The shape of a tensor contradicts the metadata.
     #[error("the tensor {name} has shape {found:?}, but the metadata asks for {expected:?} (row length first)")]

@@ -24,11 +24,15 @@ pub struct Batch<'a> {
     /// The states that a drafter reads ([`InputEmbedding::state`](crate::InputEmbedding::state)), a row for each input: row-major
     /// `[n_tokens, state_width]` ([`ModelSpec::state_width`]). Empty for models that read none.
     pub states: &'a [f32],
+    /// Context rows of a block drafter ([`ModelSpec::takes_context`]) in the place of all inputs, whose ids are not read: row-major
+    /// `[n_tokens, n_embd]`. They have no results, so that no input is an output token. Empty: the batch has none; in a block drafter
+    /// its inputs of each sequence, which follow each other, are a block.
+    pub context: &'a [f32],
 }
 
 impl<'a> From<&'a [BatchToken]> for Batch<'a> {
     fn from(tokens: &'a [BatchToken]) -> Self {
-        Self { tokens, spans: &[], drafted: &[], states: &[] }
+        Self { tokens, spans: &[], drafted: &[], states: &[], context: &[] }
     }
 }
 
@@ -282,6 +286,44 @@ pub fn check_states(spec: &ModelSpec, batch: Batch<'_>) -> Result<(), ForwardErr
     let expected = batch.tokens.len().saturating_mul(spec.state_width());
     let found = batch.states.len();
     if found == expected { Ok(()) } else { Err(ForwardError::WrongStates { found, expected }) }
+}
+
+/// Checks that a batch has context rows or blocks where the model is a block drafter, and no context rows where it is not. Returns the
+/// blocks. `n_ubatch`, `max_outputs`: most inputs and output tokens of a block.
+pub fn check_blocks(
+    spec: &ModelSpec,
+    batch: Batch<'_>,
+    n_ubatch: usize,
+    max_outputs: usize,
+) -> Result<Vec<Range<usize>>, ForwardError> {
+    let Batch { tokens, spans, drafted: _, states: _, context } = batch;
+    let expected = if spec.takes_context { tokens.len().saturating_mul(spec.n_embd) } else { 0 };
+    if !context.is_empty() && context.len() != expected {
+        return Err(ForwardError::WrongContext { found: context.len(), expected });
+    }
+    if !spec.takes_context {
+        return Ok(Vec::new());
+    }
+    let refused = |why| Err(ForwardError::BadBlock { why });
+    if !spans.is_empty() {
+        return refused("it has spans");
+    }
+    if !context.is_empty() {
+        let has_outputs = tokens.iter().any(|token| token.output);
+        return if has_outputs { refused("context rows have no results") } else { Ok(Vec::new()) };
+    }
+    let mut blocks: Vec<Range<usize>> = Vec::new();
+    for block in tokens.chunk_by(|a, b| a.seq == b.seq) {
+        let start = blocks.last().map_or(0, |before| before.end);
+        if blocks.iter().any(|before| tokens[before.start].seq == block[0].seq) {
+            return refused("the inputs of a block do not follow each other");
+        }
+        if block.len() > n_ubatch || block.iter().filter(|token| token.output).count() > max_outputs {
+            return refused("a block does not fit in a micro-batch: a larger micro-batch is needed");
+        }
+        blocks.push(start..start + block.len());
+    }
+    Ok(blocks)
 }
 
 /// The parts of the spans of `batch` that are in the step of its inputs `range`; `None` if there are none. `places` has the

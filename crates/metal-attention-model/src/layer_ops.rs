@@ -24,6 +24,16 @@ pub trait LayerOps<'w, P: Parts + 'w> {
     /// The mixer's input. `shared`: the feed-forward reads the same input.
     fn mixer_input(&mut self, layer: &'w Layer<P>, shared: bool) -> Result<Self::Input, Self::Error>;
 
+    /// `conv` of a mixer's or a feed-forward's input, in layers that have such a convolution.
+    fn convolve_input(&mut self, conv: &'w P::BlockConv, input: Self::Input) -> Result<Self::Input, Self::Error>;
+
+    /// `conv` of the result of the mixer or feed-forward whose input [`convolve_input`](Self::convolve_input) computed last.
+    fn convolve_output(&mut self, conv: &'w P::BlockConv, output: Self::Output) -> Result<Self::Output, Self::Error>;
+
+    /// Stores the keys and values of the rows of `x` themselves, which are context rows
+    /// ([`ModelSpec::takes_context`](crate::ModelSpec::takes_context)). Leaves `x` as it is.
+    fn store_context(&mut self, layer: &'w Layer<P>) -> Result<(), Self::Error>;
+
     /// Computes LAuReL's branch of the mixer's input. Nothing in models with one stream.
     fn laurel(&mut self, layer: &'w Layer<P>, input: Self::Input) -> Result<(), Self::Error>;
 
@@ -63,13 +73,25 @@ pub trait LayerOps<'w, P: Parts + 'w> {
             // x += scale * m(x); x += scale * f(x)
             Residual::Sequential { scale } => {
                 self.predict_streams(layer)?;
-                let input = self.mixer_input(layer, false)?;
+                let mut input = self.mixer_input(layer, false)?;
+                if let Some(conv) = &layer.mixer_conv {
+                    input = self.convolve_input(conv, input)?;
+                }
                 self.laurel(layer, input)?;
-                let mixed = self.mixer(layer, input)?;
+                let mut mixed = self.mixer(layer, input)?;
+                if let Some(conv) = &layer.mixer_conv {
+                    mixed = self.convolve_output(conv, mixed)?;
+                }
                 self.join(mixed, mixer_post, *scale)?;
                 self.add_laurel(layer)?;
-                let input = self.feed_forward_input(layer)?;
-                let output = self.feed_forward(layer, input, *scale)?;
+                let mut input = self.feed_forward_input(layer)?;
+                if let Some(conv) = &layer.feed_forward_conv {
+                    input = self.convolve_input(conv, input)?;
+                }
+                let mut output = self.feed_forward(layer, input, *scale)?;
+                if let Some(conv) = &layer.feed_forward_conv {
+                    output = self.convolve_output(conv, output)?;
+                }
                 self.join(output, post, *scale)?;
             }
             // x += m(x) + f(x). Both outputs are joined at the end, since the feed-forward reads x without the mixer's.

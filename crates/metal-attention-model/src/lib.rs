@@ -3,9 +3,11 @@
 mod architectures;
 mod attention;
 mod batch_kind;
+mod block_conv;
 mod cache_groups;
 mod cache_type;
 mod capacity;
+mod dflash;
 mod eagle3;
 mod error;
 mod feed_forward;
@@ -40,9 +42,11 @@ pub use attention::{
     QkNorm, QueryTemperature, alibi_slopes,
 };
 pub use batch_kind::{BatchKind, FewLimits};
+pub use block_conv::{BlockConvSpec, BlockConvWeights};
 pub use cache_groups::{CacheGroup, CacheGroups, StateCapacity};
 pub use cache_type::CacheType;
 pub use capacity::{Capacity, DEFAULT_UBATCH, MemoryUse};
+pub use dflash::{BlockChoice, BlockChoiceWeights, DFLASH, DflashSpec, LoadedDflash, SelectorWeights};
 pub use eagle3::Eagle3;
 pub use error::{ForwardError, ModelError};
 pub use feed_forward::{Activation, Dense, ExpertNorms, Experts, Router, RouterGroups, RouterScore, SharedExpert};
@@ -50,7 +54,9 @@ pub use forward::{
     AfterLayer, BatchToken, DeviceInfo, ForwardPass, HiddenRequest, HiddenRows, Logits, OutputKind, Outputs, argmax,
     check_batch, check_outputs, micro_batches,
 };
-pub use inputs::{Batch, Position, SequenceSpans, Span, SpanPlace, StepInputs, StepSpan, check_spans, check_states};
+pub use inputs::{
+    Batch, Position, SequenceSpans, Span, SpanPlace, StepInputs, StepSpan, check_blocks, check_spans, check_states,
+};
 pub use layer_ops::LayerOps;
 pub use loaded::{LoadedAssistant, LoadedModel};
 pub use lookahead::{Lookahead, is_decode_step};

@@ -1,10 +1,12 @@
 //! [`LoadedModel`]: a specification with the weights that belong to it.
 
+use std::collections::HashMap;
+
 use metal_attention_gguf::GgufFile;
 
 use crate::tensors::FileSource;
 use crate::weights::build;
-use crate::{Linear, ModelError, ModelSpec, OutputHead, Weights};
+use crate::{HeadMatrix, Linear, ModelError, ModelSpec, OutputHead, OutputSpec, Weights};
 
 /// A model's specification and its weights, which have the shapes that the specification says. Only loading makes one,
 /// so that backends can rely on the shapes.
@@ -70,8 +72,33 @@ impl LoadedModel {
         Self::from_source(spec, FileSource { file, first: Some(target.weights()), head_apart: true })
     }
 
+    /// The model without layers whose logits behind token `p` are `w2 w1[p]`, with `tables`: `w1` and `w2`, `[n_vocab, rank]`. For a
+    /// drafter `of`, whose vocabulary it has.
+    pub(crate) fn bigrams(of: &ModelSpec, rank: usize, tables: [Linear; 2]) -> Self {
+        let head = OutputHead { scale: 1.0, soft_cap: None, matrix: HeadMatrix::OutputTensor, may_have_bias: false };
+        let output = OutputSpec { norm: None, head: Some(head), ..of.output.clone() };
+        let spec = ModelSpec { n_embd: rank, layers: Vec::new(), takes_context: false, output, ..of.clone() };
+        let [token_embd, output] = tables;
+        let weights = Weights {
+            token_embd: Some(token_embd),
+            token_type: None,
+            positions: None,
+            embedding_norm: None,
+            per_layer: None,
+            streams: None,
+            state: None,
+            layers: Vec::new(),
+            output_norm: None,
+            output: Some(output),
+            pooled_projections: Vec::new(),
+            classifier: None,
+            rope_factors: HashMap::new(),
+        };
+        Self { spec, weights }
+    }
+
     /// Loads the model of `spec` from `source`.
-    fn from_source(spec: ModelSpec, mut source: FileSource<'_>) -> Result<Self, ModelError> {
+    pub(crate) fn from_source(spec: ModelSpec, mut source: FileSource<'_>) -> Result<Self, ModelError> {
         spec.check_residuals()?;
         let weights = build(&spec, &mut source)?;
         Ok(Self { spec, weights })

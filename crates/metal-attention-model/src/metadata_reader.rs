@@ -67,6 +67,11 @@ impl<'a> MetadataReader<'a> {
         self.file?.tensor(name)?.shape().get(1).copied()
     }
 
+    /// The length of a tensor's rows in the file; `None` without a file or the tensor.
+    pub(crate) fn row_len(&self, name: &str) -> Option<usize> {
+        self.file?.tensor(name)?.shape().first().copied()
+    }
+
     /// The full name of a key.
     pub(crate) fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture)
@@ -402,6 +407,25 @@ impl<'a> MetadataReader<'a> {
         };
         let plausible = n_vocab > 0 && n_vocab <= MAX_SIZE;
         self.check("vocab_size", n_vocab, plausible, "the vocabulary must have tokens").map(|()| n_vocab)
+    }
+
+    /// A special token of the vocabulary, by its key without `tokenizer.ggml.`; `None` if the key is missing.
+    pub(crate) fn special_token(&self, key: &str) -> Result<Option<u32>, ModelError> {
+        Ok(self.metadata.u32(&format!("tokenizer.ggml.{key}"))?)
+    }
+
+    /// The error for a missing [`special_token`](Self::special_token).
+    pub(crate) fn missing_special_token(&self, key: &str) -> ModelError {
+        ModelError::MissingKey { key: format!("tokenizer.ggml.{key}") }
+    }
+
+    /// An error for a [`special_token`](Self::special_token) unless `ok`.
+    pub(crate) fn check_special_token(&self, key: &str, id: u32, ok: bool, why: &str) -> Result<(), ModelError> {
+        if ok {
+            return Ok(());
+        }
+        let (key, value) = (format!("tokenizer.ggml.{key}"), id.to_string());
+        Err(ModelError::InvalidValue { key, value, why: why.to_owned() })
     }
 
     /// Rows of the table of token types.

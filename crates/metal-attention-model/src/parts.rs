@@ -10,6 +10,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::attention::{AttentionSpec, LatentAttentionSpec};
+use crate::block_conv::{BlockConvSpec, BlockConvWeights};
 use crate::feed_forward::{Dense, Experts};
 use crate::recurrent::{
     ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, Mamba2Spec, Mamba2Weights, MambaSpec,
@@ -49,6 +50,8 @@ pub trait Parts {
     type Experts;
     /// RWKV's channel mix.
     type ChannelMix;
+    /// The convolutions around a mixer or a feed-forward ([`BlockConvSpec`]).
+    type BlockConv;
     /// A layer's additional embedding ([`PerLayerEmbedding`]).
     type LayerEmbedding;
     /// A layer's prediction and correction of several residual streams ([`ResidualStreams`]).
@@ -75,6 +78,7 @@ impl Parts for Specs {
     type Dense = Dense;
     type Experts = Experts;
     type ChannelMix = ChannelMixSpec;
+    type BlockConv = BlockConvSpec;
     type LayerEmbedding = PerLayerEmbedding;
     type LayerStreams = ResidualStreams;
     type OutputScale = OutputScale;
@@ -99,6 +103,7 @@ impl<L> Parts for Loaded<L> {
     type Dense = DenseWeights<L>;
     type Experts = ExpertsWeights<L>;
     type ChannelMix = ChannelMixWeights<L>;
+    type BlockConv = BlockConvWeights<L>;
     type LayerEmbedding = LayerEmbeddingWeights<L>;
     type LayerStreams = LayerStreamsWeights<L>;
     type OutputScale = f32;
@@ -108,6 +113,9 @@ impl<L> Parts for Loaded<L> {
 pub struct Layer<P: Parts = Specs> {
     /// Norm of the mixer's input. `None`: the mixer reads the residual stream itself.
     pub mixer_norm: Option<P::Norm>,
+    /// Convolutions of the mixer's input and of its result, if any (DFlash-2). Only with [`Residual::Sequential`], in models that
+    /// [take context](crate::ModelSpec::takes_context); so are those of the feed-forward.
+    pub mixer_conv: Option<P::BlockConv>,
     /// The part that combines positions.
     pub mixer: Mixer<P>,
     /// Norm of the mixer's result before it is added to the stream, if any.
@@ -115,6 +123,8 @@ pub struct Layer<P: Parts = Specs> {
     /// Norm of the feed-forward's input. `None`: the feed-forward reads the residual stream itself; with
     /// [`Residual::Parallel`] it reads the mixer's normed input.
     pub feed_forward_norm: Option<P::Norm>,
+    /// Convolutions of the feed-forward's input and of its result, if any.
+    pub feed_forward_conv: Option<P::BlockConv>,
     /// The part that works on each token alone.
     pub feed_forward: FeedForward<P>,
     /// Norm of the feed-forward's result before it is added to the stream, if any.
@@ -241,6 +251,8 @@ pub trait Prepare<'a, From: Parts + 'a> {
     fn experts(&mut self, part: &'a From::Experts) -> Result<<Self::To as Parts>::Experts, Self::Error>;
     /// RWKV's channel mix.
     fn channel_mix(&mut self, part: &'a From::ChannelMix) -> Result<<Self::To as Parts>::ChannelMix, Self::Error>;
+    /// The convolutions around a mixer or a feed-forward.
+    fn block_conv(&mut self, part: &'a From::BlockConv) -> Result<<Self::To as Parts>::BlockConv, Self::Error>;
     /// A layer's additional embedding.
     fn layer_embedding(
         &mut self,
@@ -258,9 +270,11 @@ impl<P: Parts> Layer<P> {
     pub fn prepare<'a, C: Prepare<'a, P>>(&'a self, c: &mut C) -> Result<Layer<C::To>, C::Error> {
         Ok(Layer {
             mixer_norm: self.mixer_norm.as_ref().map(|norm| c.norm(norm)).transpose()?,
+            mixer_conv: self.mixer_conv.as_ref().map(|part| c.block_conv(part)).transpose()?,
             mixer: self.mixer.prepare(c)?,
             mixer_post_norm: self.mixer_post_norm.as_ref().map(|norm| c.norm(norm)).transpose()?,
             feed_forward_norm: self.feed_forward_norm.as_ref().map(|norm| c.norm(norm)).transpose()?,
+            feed_forward_conv: self.feed_forward_conv.as_ref().map(|part| c.block_conv(part)).transpose()?,
             feed_forward: self.feed_forward.prepare(c)?,
             feed_forward_post_norm: self.feed_forward_post_norm.as_ref().map(|norm| c.norm(norm)).transpose()?,
             residual: match &self.residual {
@@ -314,6 +328,7 @@ where
     Mixer<P>: Clone,
     FeedForward<P>: Clone,
     P::Norm: Clone,
+    P::BlockConv: Clone,
     P::LayerEmbedding: Clone,
     P::LayerStreams: Clone,
     P::OutputScale: Clone,
@@ -321,9 +336,11 @@ where
     fn clone(&self) -> Self {
         Self {
             mixer_norm: self.mixer_norm.clone(),
+            mixer_conv: self.mixer_conv.clone(),
             mixer: self.mixer.clone(),
             mixer_post_norm: self.mixer_post_norm.clone(),
             feed_forward_norm: self.feed_forward_norm.clone(),
+            feed_forward_conv: self.feed_forward_conv.clone(),
             feed_forward: self.feed_forward.clone(),
             feed_forward_post_norm: self.feed_forward_post_norm.clone(),
             residual: self.residual.clone(),
@@ -339,6 +356,7 @@ where
     Mixer<P>: PartialEq,
     FeedForward<P>: PartialEq,
     P::Norm: PartialEq,
+    P::BlockConv: PartialEq,
     P::LayerEmbedding: PartialEq,
     P::LayerStreams: PartialEq,
     P::OutputScale: PartialEq,
@@ -346,9 +364,11 @@ where
     fn eq(&self, other: &Self) -> bool {
         let Self {
             mixer_norm,
+            mixer_conv,
             mixer,
             mixer_post_norm,
             feed_forward_norm,
+            feed_forward_conv,
             feed_forward,
             feed_forward_post_norm,
             residual,
@@ -357,9 +377,11 @@ where
             output_scale,
         } = self;
         *mixer_norm == other.mixer_norm
+            && *mixer_conv == other.mixer_conv
             && *mixer == other.mixer
             && *mixer_post_norm == other.mixer_post_norm
             && *feed_forward_norm == other.feed_forward_norm
+            && *feed_forward_conv == other.feed_forward_conv
             && *feed_forward == other.feed_forward
             && *feed_forward_post_norm == other.feed_forward_post_norm
             && *residual == other.residual
@@ -374,6 +396,7 @@ where
     Mixer<P>: fmt::Debug,
     FeedForward<P>: fmt::Debug,
     P::Norm: fmt::Debug,
+    P::BlockConv: fmt::Debug,
     P::LayerEmbedding: fmt::Debug,
     P::LayerStreams: fmt::Debug,
     P::OutputScale: fmt::Debug,
@@ -381,9 +404,11 @@ where
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Layer")
             .field("mixer_norm", &self.mixer_norm)
+            .field("mixer_conv", &self.mixer_conv)
             .field("mixer", &self.mixer)
             .field("mixer_post_norm", &self.mixer_post_norm)
             .field("feed_forward_norm", &self.feed_forward_norm)
+            .field("feed_forward_conv", &self.feed_forward_conv)
             .field("feed_forward", &self.feed_forward)
             .field("feed_forward_post_norm", &self.feed_forward_post_norm)
             .field("residual", &self.residual)

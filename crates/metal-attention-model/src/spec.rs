@@ -45,6 +45,14 @@ pub struct ModelSpec {
     /// The number of the first layer's block in the file: the tensors of layer `i` are named `blk.{first_block + i}.`. 0 for
     /// all models but prediction heads.
     pub first_block: usize,
+    /// Whether it is a block drafter (DFlash). Its sequences then have two kinds of inputs, which it keeps the keys and values of:
+    ///
+    /// - *Context rows* ([`Batch::context`](crate::Batch::context)), `[n_embd]` in the place of tokens. Each layer makes keys and
+    ///   values of the row itself, without its norm; there are no queries, and the rows go through no layer.
+    /// - *Blocks*: the inputs of one sequence in any other batch. They go through the layers together, and attend to all that is
+    ///   before the block, as far as each one's mask reaches, and to all of the block, both ways. The caller cuts a block back as a
+    ///   whole.
+    pub takes_context: bool,
     /// From the last layer's hidden states to logits or to an embedding.
     pub output: OutputSpec,
 }
@@ -497,7 +505,16 @@ impl ModelSpec {
             return Err(ModelError::InvalidResidual { layer: 0, why });
         }
         for (i, layer) in self.layers.iter().enumerate() {
+            let has_conv = layer.mixer_conv.is_some() || layer.feed_forward_conv.is_some();
             let why = match layer.residual {
+                Residual::Sequential { .. } | Residual::Parallel | Residual::PostNorm { .. }
+                    if has_conv && !self.takes_context =>
+                {
+                    "convolutions around its parts are within blocks, which the model has none of"
+                }
+                Residual::Parallel | Residual::PostNorm { .. } if has_conv => {
+                    "convolutions around its parts need sequential residuals"
+                }
                 Residual::Parallel | Residual::PostNorm { .. } if has_streams => {
                     "several residual streams need sequential residuals"
                 }
@@ -560,10 +577,10 @@ impl ModelSpec {
         self.layers.iter().all(|layer| layer.mixer.attention().is_none_or(|a| a.mask.is_causal()))
     }
 
-    /// Whether the model can generate text: it has an output head and is causal. Other models only make embeddings or
-    /// scores.
+    /// Whether the model can generate text: it has an output head, is causal, and is no block drafter. Other models only make
+    /// embeddings or scores, or propose drafts.
     pub fn generates_text(&self) -> bool {
-        self.output.head.is_some() && self.is_causal()
+        self.output.head.is_some() && self.is_causal() && !self.takes_context
     }
 
     /// Elements of one token's keys and values, of all layers that compute their own. The KV cache holds them all, but for

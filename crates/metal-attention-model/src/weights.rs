@@ -13,6 +13,7 @@ use metal_attention_gguf::Tensor;
 
 use crate::Rope;
 use crate::attention::{AttentionSpec, LatentAttentionSpec};
+use crate::block_conv::BlockConvWeights;
 use crate::feed_forward::{Dense, Experts};
 use crate::parts::{Layer, Loaded, Mixer, Prepare};
 use crate::recurrent::{
@@ -446,6 +447,10 @@ impl<'a, L, M, E> Prepare<'a, Loaded<L>> for MapLinears<'_, 'a, L, M, E> {
     }
 
     fn channel_mix(&mut self, w: &'a ChannelMixWeights<L>) -> Result<ChannelMixWeights<M>, E> {
+        w.map(self.0)
+    }
+
+    fn block_conv(&mut self, w: &'a BlockConvWeights<L>) -> Result<BlockConvWeights<M>, E> {
         w.map(self.0)
     }
 

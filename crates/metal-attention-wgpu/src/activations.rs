@@ -91,6 +91,10 @@ pub(super) struct ActivationWidths {
     pub(super) rwkv: RwkvWidths,
     /// Partial results of split-KV attention, of each sequence of a decode step.
     pub(super) partial: usize,
+    /// The taps of a block's convolutions, of both sides (DFlash-2).
+    pub(super) block_taps: usize,
+    /// The result of a block's convolution.
+    pub(super) convolved: usize,
     /// States, in drafters.
     pub(super) states: usize,
     /// Rows as wide as an assistant's target.
@@ -142,6 +146,8 @@ impl ActivationWidths {
             partial: _,
             states,
             target_rows,
+            block_taps,
+            convolved,
             joined,
             n_vocab: _,
         } = *self;
@@ -168,6 +174,8 @@ impl ActivationWidths {
             laurel,
             states,
             target_rows,
+            block_taps,
+            convolved,
             joined,
         ];
         own.into_iter().chain(mamba.rows()).chain(rwkv.rows()).collect()
@@ -190,6 +198,7 @@ impl ActivationWidths {
             self.gated,
             self.laurel_rank,
             self.states,
+            self.convolved,
             self.joined,
         ];
         own.into_iter().chain(self.mamba.inputs()).max().unwrap_or(0)
@@ -253,6 +262,10 @@ pub(super) struct Activations {
     pub(super) laurel: Buffer,
     /// Scratch buffers of RWKV only.
     pub(super) rwkv: RwkvScratch,
+    /// The taps of a block's convolutions (DFlash-2), `[n_tokens, 2, n_tap, n_groups]`.
+    pub(super) block_taps: Buffer,
+    /// The result of a block's convolution, `[n_tokens, n_embd]`.
+    pub(super) convolved: Buffer,
     /// The states that a prediction head reads, `[n_tokens, n_embd]`.
     pub(super) states: Buffer,
     /// Of an assistant rows as wide as its target: the embeddings of the tokens, then the states for the next drafts,
@@ -334,6 +347,8 @@ impl Activations {
             rwkv: RwkvScratch::new(widths.rwkv, &rows)?,
             states: rows(widths.states)?,
             target_rows: rows(widths.target_rows)?,
+            block_taps: rows(widths.block_taps)?,
+            convolved: rows(widths.convolved)?,
             joined: rows(widths.joined)?,
             logits: gpu.buffer("the logits", 4 * n_outputs as u64 * widths.n_vocab as u64)?,
             argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_outputs))?,

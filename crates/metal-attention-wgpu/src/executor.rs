@@ -66,6 +66,8 @@ pub(super) struct BatchShape {
     pub(super) consecutive_pages: bool,
     /// Number of the first layers after which rows of spans are added to the residual stream.
     pub(super) n_deepstack: usize,
+    /// Whether the tokens are context rows, of which keys and values are stored and nothing else is computed.
+    pub(super) is_context: bool,
 }
 
 /// The commands of a batch of one token, recorded before its token is known.
@@ -195,11 +197,18 @@ impl WgpuExecutor {
     /// GPU starts before the CPU has recorded all of them. Each one advances the device's
     /// [`Watch`](metal_attention_model::Watch) when it is done.
     pub(super) fn record(&self, shape: BatchShape, traced: Option<&TracedRows>) -> CommandEncoder {
-        let BatchShape { kind, size, output, consecutive_pages, n_deepstack } = shape;
+        let BatchShape { kind, size, output, consecutive_pages, n_deepstack, is_context } = shape;
         let (plan, deepstack) = (self.plan(kind), self.spans.deepstack(n_deepstack));
         let mut encoder = self.gpu.encoder();
         let descriptor = ComputePassDescriptor::default();
         let mut pass = encoder.begin_compute_pass(&descriptor);
+        if is_context {
+            for dispatch in &plan.context {
+                dispatch.record(&self.gpu, &mut pass, size);
+            }
+            drop(pass);
+            return encoder;
+        }
         for dispatch in &plan.embedding {
             dispatch.record(&self.gpu, &mut pass, size);
         }
@@ -263,7 +272,7 @@ impl WgpuExecutor {
     }
 
     /// The shape of the micro-batch `batch`, or of the decode step `ahead` tokens later, given its sequences' present
-    /// pages. Without deepstack rows.
+    /// pages. Without deepstack rows, and not of context rows.
     pub(super) fn batch_shape(
         &self,
         batch: &[BatchToken],
@@ -280,13 +289,14 @@ impl WgpuExecutor {
         };
         // The page table of a sequence that is alone in the cache is always consecutive: see `PageTable`.
         let consecutive_pages = batch.len() == 1 && pages.pages_are_contiguous(batch[0].seq);
-        BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages, n_deepstack: 0 }
+        let kind = BatchKind::of(batch, self.few_limits);
+        BatchShape { kind, size, output, consecutive_pages, n_deepstack: 0, is_context: false }
     }
 
     /// The shape of `step`.
     pub(super) fn step_shape(&self, step: &Step, output: ResultKind) -> BatchShape {
         let shape = self.batch_shape(&step.tokens, &step.pages, 0, output);
-        BatchShape { n_deepstack: n_deepstack(step), ..shape }
+        BatchShape { n_deepstack: n_deepstack(step), is_context: step.context.is_some(), ..shape }
     }
 
     /// Starts to use the persistent kernels if their compilation has finished since the last call. The prepared step is
@@ -342,9 +352,10 @@ impl WgpuExecutor {
         self.gpu.check()?;
         let submission = self.gpu.submit_commands(commands);
         let plan = self.plan(shape.kind);
-        let submitted = if trace.is_some() { 0 } else { submitted_while_recording(shape.kind, plan.n_dispatches()) };
+        let at_once = trace.is_some() || shape.is_context;
+        let submitted = if at_once { 0 } else { submitted_while_recording(shape.kind, plan.n_dispatches()) };
         self.gpu.advance_when_done(plan.work(shape.size, plan.n_dispatches()) - plan.work(shape.size, submitted));
-        if tokens.len() == 1 && output != ResultKind::Id && trace.is_none() {
+        if tokens.len() == 1 && output != ResultKind::Id && trace.is_none() && !self.spec.takes_context {
             // A caller that samples from the logits sends the next token soon: the next step is recorded while this one
             // runs.
             let shape = self.batch_shape(tokens, &step.pages, 1, output);

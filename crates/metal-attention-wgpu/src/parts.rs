@@ -5,6 +5,7 @@
 //! make up; [`PartsUploader`] leads to it.
 
 mod attention;
+mod block_conv;
 mod delta_rule;
 mod dense;
 mod ends;
@@ -16,16 +17,17 @@ mod short_conv;
 mod streams;
 
 use metal_attention_model::{
-    AttentionAndMamba2Weights, AttentionWeights, CacheGroups, CacheType, ChannelMixWeights, DeltaRuleWeights,
-    DenseWeights, ExpertsWeights, FeedForward, LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerSpec,
-    LayerStreamsWeights, Loaded, Mamba2Weights, MambaWeights, Mixer, ModelSpec, NormWeights, OutputSpec, Parts,
-    Prepare, Residual, Rwkv6Weights, Rwkv7Weights, ShortConvWeights, StateInputWeights, Weights,
+    AttentionAndMamba2Weights, AttentionWeights, BlockConvWeights, CacheGroups, CacheType, ChannelMixWeights,
+    DeltaRuleWeights, DenseWeights, ExpertsWeights, FeedForward, LatentAttentionWeights, Layer, LayerEmbeddingWeights,
+    LayerSpec, LayerStreamsWeights, Loaded, Mamba2Weights, MambaWeights, Mixer, ModelSpec, NormWeights, OutputSpec,
+    Parts, Prepare, Residual, Rwkv6Weights, Rwkv7Weights, ShortConvWeights, StateInputWeights, Weights,
 };
 
 use crate::activations::{ActivationWidths, widen};
 use crate::weights::{Uploads, WgpuNorm};
 use crate::{WgpuDevice, WgpuError};
 pub(crate) use attention::{AttentionKernels, UNROTATED_ELEMENTS, WgpuAttention};
+pub(crate) use block_conv::WgpuBlockConv;
 pub(crate) use delta_rule::WgpuDeltaRule;
 pub(crate) use dense::WgpuDense;
 pub(crate) use ends::WgpuEnds;
@@ -54,6 +56,7 @@ impl Parts for WgpuParts {
     type Dense = WgpuDense;
     type Experts = WgpuExperts;
     type ChannelMix = WgpuChannelMix;
+    type BlockConv = WgpuBlockConv;
     type LayerEmbedding = WgpuLayerEmbedding;
     type LayerStreams = WgpuLayerStreams;
     type OutputScale = f32;
@@ -76,9 +79,12 @@ fn layer_supports(layer: &LayerSpec) -> Result<(), &'static str> {
     // The streams and the additional embedding of a layer are those of the model.
     let Layer {
         mixer_norm: _,
+        // Of any number of taps.
+        mixer_conv: _,
         mixer,
         mixer_post_norm: _,
         feed_forward_norm: _,
+        feed_forward_conv: _,
         feed_forward,
         feed_forward_post_norm: _,
         residual,
@@ -182,9 +188,11 @@ pub(crate) fn widen_for_parts(widths: &mut ActivationWidths, n_embd: usize, weig
         // Norms and factors have no buffers of their own.
         let Layer {
             mixer_norm: _,
+            mixer_conv,
             mixer,
             mixer_post_norm: _,
             feed_forward_norm: _,
+            feed_forward_conv,
             feed_forward,
             feed_forward_post_norm: _,
             residual: _,
@@ -192,6 +200,9 @@ pub(crate) fn widen_for_parts(widths: &mut ActivationWidths, n_embd: usize, weig
             streams,
             output_scale: _,
         } = layer;
+        for conv in [mixer_conv, feed_forward_conv].into_iter().flatten() {
+            block_conv::widen_for_block_conv(widths, &conv.spec, n_embd);
+        }
         match mixer {
             Mixer::Attention(w) => AttentionKernels::new(w, pages).widen(widths),
             Mixer::LatentAttention(w) => latent_attention::widen_for_latent_attention(widths, &w.spec, pages),
@@ -237,6 +248,10 @@ impl Prepare<'_, Loaded> for PartsUploader<'_> {
 
     fn norm(&mut self, w: &NormWeights) -> Result<WgpuNorm, WgpuError> {
         WgpuNorm::new(self.gpu, w)
+    }
+
+    fn block_conv(&mut self, w: &BlockConvWeights) -> Result<WgpuBlockConv, WgpuError> {
+        WgpuBlockConv::new(self.gpu, w, self.uploads)
     }
 
     fn attention(&mut self, w: &AttentionWeights) -> Result<Box<WgpuAttention>, WgpuError> {

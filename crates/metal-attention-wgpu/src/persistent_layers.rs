@@ -90,9 +90,11 @@ impl<'a> PlainLayer<'a> {
     fn new(gpu: &'a Layer<WgpuParts>, file: &'a Layer<Loaded>) -> Option<Self> {
         let Layer {
             mixer_norm: Some(mixer_norm),
+            mixer_conv: None,
             mixer: Mixer::Attention(attention),
             mixer_post_norm: None,
             feed_forward_norm: Some(feed_forward_norm),
+            feed_forward_conv: None,
             feed_forward: FeedForward::Dense(dense),
             feed_forward_post_norm: None,
             residual: Residual::Sequential { scale: 1.0 },

@@ -63,6 +63,8 @@ pub(super) struct DispatchPlan {
     pub(super) embedding: Vec<Dispatch>,
     /// The residual stream through each layer.
     pub(super) layers: Vec<Vec<Dispatch>>,
+    /// The context rows of a block drafter, which are in the residual stream, to the KV cache of each layer. Empty for other models.
+    pub(super) context: Vec<Dispatch>,
     /// The persistent kernel, which replaces `layers`: one dispatch, or one for each buffer that weights lie in. Only
     /// for one token of a sequence whose KV pages are consecutive. `None` where the GPU or the model does not suit it.
     pub(super) persistent_layers: Option<Vec<Dispatch>>,
@@ -99,6 +101,7 @@ impl DispatchPlan {
         let Self {
             embedding,
             layers,
+            context,
             persistent_layers,
             merge_streams,
             hidden_of_all,
@@ -110,7 +113,7 @@ impl DispatchPlan {
         } = self;
         let layers = layers.iter().chain(persistent_layers).flatten();
         let hidden = merge_streams.iter().chain(hidden_of_all).chain(next_states).chain(hidden);
-        embedding.iter().chain(layers).chain(hidden).chain(head).chain(argmax).chain(top_k)
+        embedding.iter().chain(layers).chain(context).chain(hidden).chain(head).chain(argmax).chain(top_k)
     }
 
     /// Whether the pipelines of all dispatches are compiled, or could not be.
@@ -250,6 +253,10 @@ impl<'a> PlanBuilder<'a> {
         Ok(DispatchPlan {
             embedding: self.embedding()?,
             layers: (0..self.spec.n_layer()).map(|i| self.layer(i)).collect::<Result<_, _>>()?,
+            context: {
+                let of_layers = (0..self.spec.n_layer()).filter(|_| self.spec.takes_context).map(|i| self.context(i));
+                of_layers.collect::<Result<Vec<_>, _>>()?.concat()
+            },
             persistent_layers: None,
             merge_streams: self.merge_streams()?,
             hidden_of_all: self.hidden(false)?,

@@ -40,12 +40,18 @@ impl WgpuExecutor {
     ) -> Result<(), WgpuError> {
         self.write_pages(&evaluated.tokens, &evaluated.pages);
         self.write_batch(evaluated)?;
-        let BatchShape { kind, size, output, consecutive_pages, n_deepstack } = self.step_shape(evaluated, output);
+        let BatchShape { kind, size, output, consecutive_pages, n_deepstack, is_context } =
+            self.step_shape(evaluated, output);
         let (plan, deepstack) = (self.plan(kind), self.spans.deepstack(n_deepstack));
-        // Without output tokens the grids of the output head are empty and are skipped as well.
-        let layers = plan.layers(size, consecutive_pages, deepstack);
-        let all = plan.embedding.iter().chain(layers).chain(&plan.merge_streams).chain(plan.result_dispatches(output));
-        let dispatches: Vec<Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).cloned().collect();
+        let dispatches: Vec<Dispatch> = if is_context {
+            plan.context.clone()
+        } else {
+            // Without output tokens the grids of the output head are empty and are skipped as well.
+            let layers = plan.layers(size, consecutive_pages, deepstack);
+            let results = plan.merge_streams.iter().chain(plan.result_dispatches(output));
+            let all = plan.embedding.iter().chain(layers).chain(results);
+            all.filter(|dispatch| dispatch.has_work(size)).cloned().collect()
+        };
         let (_, period) = self.gpu.clock()?;
         let since =
             |start: u64, end: u64| Duration::from_secs_f64(end.saturating_sub(start) as f64 * f64::from(period) * 1e-9);

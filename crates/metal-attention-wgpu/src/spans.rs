@@ -70,7 +70,8 @@ impl Spans {
     pub(super) fn place(&self, step: &Step, i: usize) -> InputPlace {
         let token = &step.tokens[i];
         let position = step.position(token);
-        let has_row = step.inputs.as_ref().is_some_and(|inputs| inputs.of_token(token).is_some());
+        let has_row =
+            step.context.is_some() || step.inputs.as_ref().is_some_and(|inputs| inputs.of_token(token).is_some());
         InputPlace { rope_row: self.rope.row(i, position), position: position.0[0], has_row }
     }
 
@@ -83,6 +84,9 @@ impl Spans {
         step: &Step,
     ) -> Result<(), WgpuError> {
         self.write_last_seen(gpu, spec, step);
+        if let Some(rows) = &step.context {
+            gpu.write(&scratch.x, rows);
+        }
         if step.inputs.is_none() {
             return Ok(());
         }
@@ -110,10 +114,10 @@ impl Spans {
         Ok(())
     }
 
-    /// Writes the lists of the last inputs that inputs attend to, unless neither this step nor the one before has bidirectional
-    /// spans.
+    /// Writes the lists of the last inputs that inputs attend to, unless neither this step nor the one before has blocks or
+    /// bidirectional spans.
     fn write_last_seen(&mut self, gpu: &WgpuDevice, spec: &ModelSpec, step: &Step) {
-        let last_seen = step.inputs.is_some().then(|| step.last_seen(spec));
+        let last_seen = (step.inputs.is_some() || step.has_blocks(spec)).then(|| step.last_seen(spec));
         let last_seen =
             last_seen.filter(|last_seen| (0..spec.n_layer()).any(|i| last_seen.looks_ahead(i, &step.tokens)));
         let looks_ahead = last_seen.is_some();

@@ -266,7 +266,7 @@ pub(crate) fn with_batch<R>(
         bidirectional_in: &content.bidirectional_in,
     });
     let spans: Vec<_> = of_batch.collect();
-    run(Batch { tokens, spans: &spans, drafted, states: &[] })
+    run(Batch { tokens, spans: &spans, drafted, states: &[], context: &[] })
 }
 
 #[cfg(test)]

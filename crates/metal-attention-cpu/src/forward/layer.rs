@@ -3,12 +3,13 @@
 //! `x` is the residual stream. Mixers and feed-forwards read `normed`. A result that joins `x` as it is goes there directly:
 //! its last product accumulates. One that has a norm of its own or a factor goes to `branch_out` first.
 
-use metal_attention_model::{BatchToken, FeedForward, Layer, LayerOps, Mixer, NormWeights};
+use metal_attention_model::{BatchToken, BlockConvWeights, FeedForward, Layer, LayerOps, Mixer, NormWeights};
 
 use super::{MicroBatchRun, ProductInput, ProductOutput, scale_by};
 use crate::kv_cache::{CacheElement, SharedKvCache};
 use crate::layers::{CpuParts, PreparedLinear};
 use crate::parts::attention::AttentionParams;
+use crate::parts::block_conv::ConvSide;
 
 /// Why a layer with attention has a cache.
 const CACHE: &str = "the caches are made for the mixers of the layers";
@@ -69,6 +70,26 @@ impl<E: CacheElement> LayerRun<'_, '_, '_, E> {
     }
 }
 
+impl MicroBatchRun<'_> {
+    /// Computes the products of `output`, if it has any: added to `x` (`to_x`), or to `branch_out`.
+    fn project_output(&mut self, output: &BranchOutput<'_>, to_x: bool) {
+        let products: &[LastProduct<'_>] = match output {
+            BranchOutput::Nothing | BranchOutput::Rows => &[],
+            BranchOutput::Product(product) => std::slice::from_ref(product),
+            BranchOutput::Sum(products) => products,
+        };
+        for (i, product) in products.iter().enumerate() {
+            let to = match (to_x, i) {
+                (true, _) => ProductOutput::AddToX,
+                (false, 0) => ProductOutput::ReplaceBranchOut,
+                (false, _) => ProductOutput::AddToBranchOut,
+            };
+            self.project(product.linear, product.input, to);
+            self.record_time(product.kernel);
+        }
+    }
+}
+
 impl<'w, E: CacheElement> LayerOps<'w, CpuParts> for LayerRun<'_, '_, '_, E> {
     /// Always `normed`.
     type Input = ();
@@ -86,6 +107,51 @@ impl<'w, E: CacheElement> LayerOps<'w, CpuParts> for LayerRun<'_, '_, '_, E> {
             self.run.normalize_x_to_normed(layer.mixer_norm.as_ref());
         }
         Ok(())
+    }
+
+    fn convolve_input(&mut self, conv: &'w BlockConvWeights<PreparedLinear>, (): ()) -> Result<(), NoRowsLeft> {
+        self.run.convolve_normed(conv, self.tokens);
+        Ok(())
+    }
+
+    fn convolve_output(
+        &mut self,
+        conv: &'w BlockConvWeights<PreparedLinear>,
+        output: BranchOutput<'w>,
+    ) -> Result<BranchOutput<'w>, NoRowsLeft> {
+        if let BranchOutput::Nothing = output {
+            return Ok(output);
+        }
+        // The result goes to `up`.
+        if !matches!(output, BranchOutput::Rows) {
+            self.run.project_output(&output, false);
+            std::mem::swap(&mut self.run.scratch.branch_out, &mut self.run.scratch.up);
+        }
+        let mut rows = std::mem::take(&mut self.run.scratch.up);
+        self.run.convolve(conv, ConvSide::Output, self.tokens, &mut rows);
+        self.run.scratch.up = rows;
+        self.run.record_time("block_conv");
+        Ok(BranchOutput::Rows)
+    }
+
+    /// Of the other mixers nothing is known without the rows before.
+    fn store_context(&mut self, layer: &'w Layer<CpuParts>) -> Result<(), NoRowsLeft> {
+        self.run.normalize_x_to_normed(None);
+        match &layer.mixer {
+            Mixer::Attention(w) => {
+                self.run.project_and_cache(self.i, w, self.cache.expect(CACHE), self.tokens);
+                Ok(())
+            }
+            Mixer::LatentAttention(_)
+            | Mixer::AttentionAndMamba2(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Mamba2(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::Rwkv7(_)
+            | Mixer::None => unreachable!("block drafters have attention in each layer"),
+        }
     }
 
     fn laurel(&mut self, layer: &'w Layer<CpuParts>, (): ()) -> Result<(), NoRowsLeft> {
@@ -201,28 +267,14 @@ impl<'w, E: CacheElement> LayerOps<'w, CpuParts> for LayerRun<'_, '_, '_, E> {
 
     fn join(&mut self, output: BranchOutput<'w>, norm: Option<&'w NormWeights>, scale: f32) -> Result<(), NoRowsLeft> {
         let to_x = norm.is_none() && scale == 1.0;
-        let run = &mut *self.run;
-        let mut project = |product: &LastProduct<'_>, output: ProductOutput| {
-            run.project(product.linear, product.input, output);
-            run.record_time(product.kernel);
-        };
         match &output {
             BranchOutput::Nothing => return Ok(()),
-            BranchOutput::Product(product) => {
-                project(product, if to_x { ProductOutput::AddToX } else { ProductOutput::ReplaceBranchOut });
-            }
-            BranchOutput::Sum([first, second]) => {
-                project(first, if to_x { ProductOutput::AddToX } else { ProductOutput::ReplaceBranchOut });
-                project(second, if to_x { ProductOutput::AddToX } else { ProductOutput::AddToBranchOut });
-            }
-            BranchOutput::Rows => {
-                std::mem::swap(&mut run.scratch.branch_out, &mut run.scratch.up);
-                run.add_branch_out(norm, scale);
-                return Ok(());
-            }
+            BranchOutput::Product(_) | BranchOutput::Sum(_) => self.run.project_output(&output, to_x),
+            BranchOutput::Rows => std::mem::swap(&mut self.run.scratch.branch_out, &mut self.run.scratch.up),
         }
-        if !to_x {
-            run.add_branch_out(norm, scale);
+        let is_added = to_x && !matches!(output, BranchOutput::Rows);
+        if !is_added {
+            self.run.add_branch_out(norm, scale);
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ impl<'a> AttentionParams<'a> {
 
 impl MicroBatchRun<'_> {
     /// Computes Q, K and V of all tokens from `normed`: projections with biases, norms, RoPE, and the scale of the scores,
-    /// which Q is multiplied by. Q stays in `q`, its gates in `q_and_gate` or `attention_gate`; K and V are stored in `cache`
+    /// which Q is multiplied by; of context rows K and V alone. Q stays in `q`, its gates in `q_and_gate` or `attention_gate`; K and V are stored in `cache`
     /// where the layer owns it. A layer that shares another layer's cache computes Q and gates only.
     pub(crate) fn project_and_cache<E: CacheElement>(
         &mut self,
@@ -72,7 +72,8 @@ impl MicroBatchRun<'_> {
         tokens: &[BatchToken],
     ) {
         let (a, n_tokens) = (&w.spec, tokens.len());
-        let (dim, n_q) = (a.head_dim, a.n_head * a.head_dim);
+        // Context rows have no queries.
+        let (dim, n_q) = (a.head_dim, if self.context.is_some() { 0 } else { a.n_head * a.head_dim });
         let n_kv = if a.owns_cache() { a.n_head_kv * dim } else { 0 };
         let gate_in_q = a.gate == Some(AttentionGate::InQueries);
         let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref(), w.gate.as_ref()].into_iter().flatten().collect();
@@ -84,8 +85,11 @@ impl MicroBatchRun<'_> {
         resize(&mut s.k, n_tokens * n_kv);
         resize(&mut s.v, n_tokens * n_kv);
         let y = if gate_in_q { &mut s.q_and_gate } else { &mut s.q };
-        let mut products = vec![MatmulOp { matrix: &w.q.weight, rows: 0..n_tokens, y, accumulate: false }];
-        for (linear, y) in [(&w.k, &mut s.k), (&w.v, &mut s.v), (&w.gate, &mut s.attention_gate)] {
+        let of_queries = [(Some(&w.q), y), (w.gate.as_ref(), &mut s.attention_gate)];
+        let of_keys = [(w.k.as_ref(), &mut s.k), (w.v.as_ref(), &mut s.v)];
+        let all = of_queries.into_iter().filter(|_| self.context.is_none()).chain(of_keys);
+        let mut products = Vec::with_capacity(4);
+        for (linear, y) in all {
             if let Some(linear) = linear {
                 products.push(MatmulOp { matrix: &linear.weight, rows: 0..n_tokens, y, accumulate: false });
             }
@@ -128,6 +132,9 @@ impl MicroBatchRun<'_> {
                 [&mut *q, &mut *k, &mut *v].into_iter().flatten().for_each(|x| *x = x.clamp(-clamp, clamp));
             }
             for (row, weights) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
+                if row.is_empty() {
+                    continue;
+                }
                 let norm = a.qk_norm.zip(weights.as_ref());
                 if let Some((norm, weights)) = norm.filter(|(norm, _)| !norm.after_rope) {
                     normalize_heads(isa, norm.over, weights, dim, row);
@@ -206,8 +213,15 @@ impl MicroBatchRun<'_> {
         let s = &mut *self.scratch;
         resize(&mut s.mixer_out, tokens.len() * a.n_head * dim);
         let inputs = self.inputs;
+        // The first token of each sequence, with which its block begins.
+        let is_block = self.spec.takes_context;
+        let firsts: Vec<_> =
+            tokens.chunk_by(|t, u| t.seq == u.seq).filter(|_| is_block).map(|block| block[0]).collect();
         let seen = |t: &BatchToken| {
             let mut seen = a.mask.seen(t.pos, pages.n_past(t.seq));
+            if let Some(first) = firsts.iter().find(|first| first.seq == t.seq) {
+                return seen.start.min(first.pos)..pages.n_past(t.seq);
+            }
             // With bidirectional attention within a span, its inputs attend to later ones, too. Other masks than causal ones say
             // themselves how far.
             let span = inputs.and_then(|inputs| inputs.of_token(t)).map(|(span, _)| span);

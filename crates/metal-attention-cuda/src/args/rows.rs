@@ -75,6 +75,19 @@ kernel_args! {
         pub(crate) n_streams: u32,
     }
 
+    /// Arguments of a convolution within blocks (`block_conv.cu`).
+    pub(crate) struct BlockConvArgs = "BlockConvArgs" in "block_conv.cu" {
+        pub(crate) x: DevicePtr<f32>,
+        pub(crate) base: DevicePtr<f32>,
+        pub(crate) taps: DevicePtr<f32>,
+        pub(crate) y: DevicePtr<f32>,
+        pub(crate) tokens: DevicePtr<TokenArgs>,
+        pub(crate) n: u32,
+        pub(crate) n_tap: u32,
+        pub(crate) group_size: u32,
+        pub(crate) side: u32,
+    }
+
     /// Arguments of the scaling of logits (`ends.cu`).
     pub(crate) struct LogitsArgs = "LogitsArgs" in "ends.cu" {
         pub(crate) logits: DevicePtr<f32>,
@@ -170,6 +183,17 @@ impl KernelArgs for StreamsArgs {
         bounds.array("x", self.x, n_tokens * n);
         bounds.array("scale", self.scale, n);
         bounds.array("scaled", self.scaled, n_tokens * n);
+    }
+}
+
+impl KernelArgs for BlockConvArgs {
+    fn bounds(&self, launch: &Launch, bounds: &mut Bounds) {
+        let (n_tokens, n, n_tap) = (launch.grid.blocks[1], self.n as usize, self.n_tap as usize);
+        bounds.array("x", self.x, n_tokens * n);
+        bounds.array("base", self.base, 2 * n_tap * n);
+        bounds.array("taps", self.taps, n_tokens * 2 * n_tap * (n / self.group_size as usize));
+        bounds.array("y", self.y, n_tokens * n);
+        bounds.array("tokens", self.tokens, n_tokens);
     }
 }
 

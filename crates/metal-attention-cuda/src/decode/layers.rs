@@ -182,9 +182,11 @@ impl<'a> DecodeLayer<'a> {
     pub(super) fn if_supported(layer: &'a CudaLayer) -> Option<Self> {
         let CudaLayer {
             mixer_norm,
+            mixer_conv,
             mixer,
             mixer_post_norm,
             feed_forward_norm,
+            feed_forward_conv,
             feed_forward,
             feed_forward_post_norm,
             residual,
@@ -200,9 +202,10 @@ impl<'a> DecodeLayer<'a> {
         };
         // A norm of results would need another exchange between blocks: each has a few of a result's rows.
         let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some();
-        // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the
+        // Convolutions, embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the
         // kernel.
-        let has_unsupported_parts = embedding.is_some() || streams.is_some() || *output_scale != 1.0;
+        let has_convs = mixer_conv.is_some() || feed_forward_conv.is_some();
+        let has_unsupported_parts = has_convs || embedding.is_some() || streams.is_some() || *output_scale != 1.0;
         // `attention_kernels` of `parts/attention.rs` decides on `kernels` and `separate_inputs`, by the same conditions
         // that `decode_attention.cuh` has. `Paged`: causal, possibly with a window or chunks; heads of a multiple of 8
         // elements, at most 256; no ALiBi. No `separate_inputs`: between the products of q/k/v and the attention there

@@ -337,6 +337,29 @@ impl ModelRunner {
         a: &'w CudaAttention,
         input: LinearInput,
     ) -> Result<SublayerOutput<'w>, CudaError> {
+        self.project(batch, a, input)?;
+        let gate = self.gate(batch, a, input)?;
+        self.run_attention(batch, i, a, gate)?;
+        let input = self.input(&self.buffers.att, &self.buffers.packed_att, batch.size.n_tokens);
+        Ok(SublayerOutput::Product { label: "attention output", linear: &a.out, input })
+    }
+
+    /// Launches what stores the keys and values of the rows in `x`, context rows of a block drafter, for layer `i`. The queries are
+    /// computed, too, and not used: keys and values alone would be other arguments.
+    pub(crate) fn store_context(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        a: &CudaAttention,
+    ) -> Result<(), CudaError> {
+        let n = batch.size.n_tokens;
+        let input = self.normed(None, batch.spec.n_embd, n)?;
+        self.project(batch, a, input)?;
+        self.run_attention(batch, i, a, GateArgs::zeroed())
+    }
+
+    /// Launches the products of queries, keys and values, to `qkv`.
+    fn project(&mut self, batch: MicroBatch<'_>, a: &CudaAttention, input: LinearInput) -> Result<(), CudaError> {
         let (n, n_in) = (batch.size.n_tokens, a.qkv[0].n_in);
         let first_rows = a.qkv.iter().scan(0, |first, matrix| {
             *first += matrix.n_rows;
@@ -350,11 +373,7 @@ impl ModelRunner {
             y: self.buffers.qkv.slice(),
             ..LinearOp::stored("", &a.qkv[0])
         };
-        self.product(&qkv, input, n_in, n)?;
-        let gate = self.gate(batch, a, input)?;
-        self.run_attention(batch, i, a, gate)?;
-        let input = self.input(&self.buffers.att, &self.buffers.packed_att, n);
-        Ok(SublayerOutput::Product { label: "attention output", linear: &a.out, input })
+        self.product(&qkv, input, n_in, n)
     }
 
     /// Launches the separate kernel that makes queries, keys and values from their projections, where the fused ones cannot. Returns
@@ -366,7 +385,8 @@ impl ModelRunner {
         a: &CudaAttention,
     ) -> Result<Option<(DevicePtr<f32>, usize)>, CudaError> {
         let MicroBatch { cache, size, .. } = batch;
-        let Some(args) = a.separate_inputs.filter(|_| size.query_tiles.count > 0 || !a.fused_in_decode) else {
+        let in_decode = size.query_tiles.count == 0 && batch.context.is_none();
+        let Some(args) = a.separate_inputs.filter(|_| !in_decode || !a.fused_in_decode) else {
             return Ok(None);
         };
         let [k_cache, v_cache] = cache.layer_pages(i);
@@ -411,7 +431,7 @@ impl ModelRunner {
     }
 
     /// Launches attention over the projections in `qkv`; the result goes to `att`, and packed to `packed_att` where the output
-    /// product reads that.
+    /// product reads that. Of context rows keys and values are stored, and there is no result.
     fn run_attention(
         &mut self,
         batch: MicroBatch<'_>,
@@ -460,12 +480,15 @@ impl ModelRunner {
             unused: 0,
         };
         // These kernels read all keys and values from the cache, so new ones have to be appended before.
-        let is_prefill = size.query_tiles.count > 0;
+        let (is_prefill, is_context) = (size.query_tiles.count > 0, batch.context.is_some());
         let appended = is_prefill || separate.is_some();
-        if is_prefill && separate.is_none() {
+        if (is_prefill || is_context) && separate.is_none() {
             let heads = a.n_head + 2 * a.n_head_kv;
             let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * a.head_dim };
             self.launch(of_cache(kernels::APPEND, cache.cache_type), "", grid, &args)?;
+        }
+        if is_context {
+            return Ok(());
         }
         let on_tensor_cores = prefill_kernel(a.head_dim).is_some() && cache.cache_type == CacheType::F16;
         if is_prefill && on_tensor_cores && !packed.is_null() && a.slopes.is_none() {

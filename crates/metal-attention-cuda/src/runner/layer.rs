@@ -10,6 +10,7 @@ use super::linear::{LinearInput, LinearOp, norm_args};
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
 use crate::args::{Epilogue, ExpertsSumArgs, NormArgs};
+use crate::parts::CudaBlockConv;
 use crate::parts::{CudaLayer, CudaParts};
 use crate::slice::DeviceSlice;
 use crate::weights::{CudaLinear, CudaNorm};
@@ -73,8 +74,55 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
         if self.batch.spec.attends_to_state() {
             return Ok(BranchInput::new(self.runner.states_input(self.batch)?));
         }
-        let as_rows = mixer_reads_rows(&layer.mixer) || shared && feed_forward_reads_rows(&layer.feed_forward);
+        let reads_rows = mixer_reads_rows(&layer.mixer) || layer.mixer_conv.is_some();
+        let as_rows = reads_rows || shared && feed_forward_reads_rows(&layer.feed_forward);
         Ok(BranchInput::new(self.runner.normed_input(self.batch, layer.mixer_norm.as_ref(), as_rows)?))
+    }
+
+    /// The normed rows are in `h`.
+    fn convolve_input(
+        &mut self,
+        conv: &'w CudaBlockConv,
+        input: BranchInput<'w>,
+    ) -> Result<BranchInput<'w>, CudaError> {
+        let (runner, batch) = (&mut *self.runner, self.batch);
+        let (n, taps, rows) = (batch.size.n_tokens, runner.buffers.block_taps.slice(), runner.buffers.h.slice());
+        runner.store("taps", &conv.proj, input.input, taps, n)?;
+        let convolved = runner.block_conv(batch, conv, 0, rows)?;
+        Ok(BranchInput::new(runner.rows(convolved, batch.spec.n_embd, n)?))
+    }
+
+    fn convolve_output(
+        &mut self,
+        conv: &'w CudaBlockConv,
+        output: BranchOutput<'w>,
+    ) -> Result<BranchOutput<'w>, CudaError> {
+        let (runner, batch) = (&mut *self.runner, self.batch);
+        let BranchOutput { outputs: [Some(SublayerOutput::Product { label, linear, input }), None], is_sharded: false } =
+            output
+        else {
+            // `supports` refuses other parts, and block drafters are not shared by ranks.
+            return Err(CudaError::UnsupportedPart { part: "a convolution of another result than one product" });
+        };
+        let result = runner.buffers.result.slice();
+        runner.store(label, linear, input, result, batch.size.n_tokens)?;
+        let rows = SublayerOutput::Rows(runner.block_conv(batch, conv, 1, result)?);
+        Ok(BranchOutput { outputs: [Some(rows), None], is_sharded: false })
+    }
+
+    fn store_context(&mut self, layer: &'w CudaLayer) -> Result<(), CudaError> {
+        match &layer.mixer {
+            Mixer::Attention(w) => self.runner.store_context(self.batch, self.i, w),
+            Mixer::LatentAttention(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Mamba2(_)
+            | Mixer::AttentionAndMamba2(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::Rwkv7(_)
+            | Mixer::None => Err(CudaError::UnsupportedPart { part: "context rows of other mixers than attention" }),
+        }
     }
 
     fn laurel(&mut self, layer: &'w CudaLayer, input: BranchInput<'w>) -> Result<(), CudaError> {
@@ -116,7 +164,7 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
             let input = LinearInput::rows(self.runner.buffers.h.slice());
             return Ok(BranchInput { input, router_norm: Some(norm) });
         }
-        let as_rows = feed_forward_reads_rows(&layer.feed_forward);
+        let as_rows = feed_forward_reads_rows(&layer.feed_forward) || layer.feed_forward_conv.is_some();
         Ok(BranchInput::new(self.runner.normed_input(self.batch, norm, as_rows)?))
     }
 
@@ -184,9 +232,10 @@ fn feed_forward_reads_rows(feed_forward: &FeedForward<CudaParts>) -> bool {
 }
 
 impl ModelRunner {
-    /// Launches layer `i`.
+    /// Launches layer `i`; of context rows, what stores their keys and values there.
     pub(crate) fn layer(&mut self, batch: MicroBatch<'_>, i: usize, layer: &CudaLayer) -> Result<(), CudaError> {
-        LayerRun { runner: self, batch, i }.run_layer(layer)
+        let mut layer_run = LayerRun { runner: self, batch, i };
+        if batch.context.is_some() { layer_run.store_context(layer) } else { layer_run.run_layer(layer) }
     }
 
     /// The normalised residual stream as input of products; if `as_rows`, also as F32 rows in `h`.

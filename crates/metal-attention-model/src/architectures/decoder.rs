@@ -85,9 +85,11 @@ pub(super) fn stack(
 ) -> Result<ModelSpec, ModelError> {
     let layer = |(mixer, feed_forward)| LayerSpec {
         mixer_norm: (mixer != Mixer::None).then_some(norm),
+        mixer_conv: None,
         mixer,
         mixer_post_norm: None,
         feed_forward_norm: (feed_forward != FeedForward::None).then_some(norm.with_tensor("ffn_norm")),
+        feed_forward_conv: None,
         feed_forward,
         feed_forward_post_norm: None,
         residual: Residual::Sequential { scale: 1.0 },
@@ -112,6 +114,7 @@ pub(super) fn stack(
             assistant: None,
         },
         first_block: 0,
+        takes_context: false,
         layers: layers.into_iter().map(layer).collect(),
         output: OutputSpec {
             norm: Some(norm.with_tensor("output_norm")),

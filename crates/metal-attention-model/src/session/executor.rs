@@ -29,6 +29,10 @@ pub struct Step {
     /// in no cache and none is written: each has the index of the last token of its sequence, as far as which it attends, and the
     /// position that follows.
     pub is_of_assistant: bool,
+    /// The context rows of a block drafter in the place of all tokens, row-major `[n_tokens, n_embd]`: each layer stores the keys and
+    /// values of the rows themselves, and nothing else is computed. `None` in all other steps; those of a
+    /// [block drafter](ModelSpec::takes_context) evaluate blocks, a whole one of each sequence.
+    pub context: Option<Arc<[f32]>>,
 }
 
 impl Step {
@@ -48,6 +52,11 @@ impl Step {
             let first = self.tokens.iter().position(is_first);
             (first.expect("a step has the inputs of its spans"), span)
         })
+    }
+
+    /// Whether the tokens of each sequence are a block, all of which attend to one another.
+    pub fn has_blocks(&self, spec: &ModelSpec) -> bool {
+        spec.takes_context && self.context.is_none()
     }
 
     /// Number of output tokens.
@@ -71,7 +80,7 @@ impl Step {
             self.tokens.iter().map(|token| last(token) as u32).collect()
         };
         if spans.is_empty() && spec.is_causal() {
-            return LastSeen { lists: vec![list(true, &[])], of_layer: Vec::new() };
+            return LastSeen { lists: vec![list(!self.has_blocks(spec), &[])], of_layer: Vec::new() };
         }
         // Layers with equal masks and bidirectional spans have equal lists. A layer without attention does not read its list.
         let mut keys: Vec<(bool, Vec<bool>)> = Vec::new();
@@ -90,7 +99,7 @@ impl Step {
 }
 
 /// The index ([`BatchToken::pos`]) of the last input of its sequence that each input of a step attends to: under a causal mask
-/// its own, or that of the last input of its span in a layer with bidirectional attention within the span; under other masks
+/// its own, or that of the last input of its block, or of its span in a layer with bidirectional attention within the span; under other masks
 /// the last of its sequence, which a symmetric window limits further. Within the inputs of a sequence that follow each other in the
 /// step the indices never decrease, since spans do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -20,7 +20,7 @@ pub use null::NullExecutor;
 pub use options::SessionOptions;
 pub use trace::{LayerTrace, TracedTokens};
 
-use crate::inputs::{check_spans, check_states, step_inputs};
+use crate::inputs::{check_blocks, check_spans, check_states, step_inputs};
 use crate::{
     AfterLayer, Batch, BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, HiddenRequest,
     HiddenRows, Logits, Lookahead, MemoryUse, ModelSpec, OutputKind, Outputs, PageTable, PageUse, Phase, Profile,
@@ -97,10 +97,11 @@ impl<E: Executor> Session<E> {
         self.pages.check(tokens, spec.n_ids(), batch.drafted)?;
         check_spans(spec, batch, limits.n_tokens, max_outputs)?;
         check_states(spec, batch)?;
+        let blocks = check_blocks(spec, batch, limits.n_tokens, max_outputs)?;
         let (n_embd, state_width) = (spec.n_embd, spec.state_width());
         let places = self.pages.span_places(batch, n_embd)?;
-        let undivided: Vec<_> =
-            batch.spans.iter().filter(|span| span.is_bidirectional()).map(|span| span.inputs(n_embd)).collect();
+        let bidirectional = batch.spans.iter().filter(|span| span.is_bidirectional());
+        let undivided: Vec<_> = bidirectional.map(|span| span.inputs(n_embd)).chain(blocks).collect();
         let steps = micro_batches(spec, tokens, limits.n_tokens, max_outputs, &undivided);
         let steps: Vec<_> = if limits.one_run_per_sequence {
             steps.into_iter().flat_map(one_run_per_sequence).collect()
@@ -118,9 +119,12 @@ impl<E: Executor> Session<E> {
             let trace = trace.as_mut().map(LayerTrace::reborrow);
             let outcome = self.assign_pages(step_tokens).and_then(|()| {
                 let inputs = step_inputs(n_embd, batch, &range, &places).map(Arc::new);
-                let states = batch.states.get(range.start * state_width..range.end * state_width);
-                let states = states.filter(|rows| !rows.is_empty());
-                let step = Step { states: states.map(Into::into), ..self.step(step_tokens, phase, inputs) };
+                let rows = |all: &[f32], width: usize| {
+                    let rows = all.get(range.start * width..range.end * width).filter(|rows| !rows.is_empty());
+                    rows.map(Into::into)
+                };
+                let (states, context) = (rows(batch.states, state_width), rows(batch.context, n_embd));
+                let step = Step { states, context, ..self.step(step_tokens, phase, inputs) };
                 self.executor.run(&step, step_results, trace, self.profiler.as_mut())
             });
             if let Err(why) = outcome {
@@ -144,7 +148,7 @@ impl<E: Executor> Session<E> {
         Ok(())
     }
 
-    /// The step of `tokens`, which have their pages, without states.
+    /// The step of `tokens`, which have their pages, without states and context rows.
     fn step(&self, tokens: &[BatchToken], phase: Phase, inputs: Option<Arc<StepInputs>>) -> Step {
         Step {
             tokens: tokens.into(),
@@ -153,6 +157,7 @@ impl<E: Executor> Session<E> {
             inputs,
             states: None,
             is_of_assistant: false,
+            context: None,
         }
     }
 
@@ -445,8 +450,10 @@ impl<E: Executor> ForwardPass for Session<E> {
     }
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        // A model that reads states gets them with each batch, so that no step of it can be submitted ahead.
-        let reads_states = self.executor.spec().embedding.state.is_some();
+        // A model that reads states gets them with each batch, and blocks are no sequences of decode steps, so that no step of these
+        // models can be submitted ahead.
+        let spec = self.executor.spec();
+        let reads_states = spec.embedding.state.is_some() || spec.takes_context;
         let decodes = self.profiler.is_none() && batch.len() <= self.limits.n_ahead && is_decode_step(batch);
         if decodes && !reads_states {
             let (spec, max_outputs) = (self.executor.spec(), self.limits.n_outputs);
@@ -509,6 +516,8 @@ impl<E: Executor> SequenceCache for Session<E> {
     }
 }
 
+#[cfg(test)]
+mod block_tests;
 #[cfg(test)]
 mod span_tests;
 #[cfg(test)]

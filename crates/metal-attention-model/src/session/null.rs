@@ -86,6 +86,9 @@ impl NullExecutor {
     /// The hash of the tokens that `token` attends to with each mask.
     fn hash(&self, step: &Step, token: &BatchToken) -> u64 {
         let mut hash = step.position(token).0.iter().fold(token.pos as u64, |hash, &at| mix(hash, at.into()));
+        // The first index of the token's block.
+        let of_block = |first: &&BatchToken| step.has_blocks(&self.spec) && first.seq == token.seq;
+        let block = step.tokens.iter().find(of_block).map(|first| first.pos);
         let span = step.inputs.as_ref().and_then(|inputs| inputs.of_token(token)).map(|(span, _)| span);
         for &(mask, group) in &self.masks {
             let mut seen = mask.seen(token.pos, token.pos + 1);
@@ -93,6 +96,9 @@ impl NullExecutor {
             let layer = layers.position(|layer| layer.mixer.attention().is_some_and(|a| a.mask == mask));
             if let Some(span) = span.filter(|span| layer.is_some_and(|layer| span.is_bidirectional_in(layer))) {
                 seen.end = span.indices.end;
+            }
+            if let Some(start) = block {
+                seen = seen.start.min(start)..step.pages.n_past(token.seq);
             }
             for pos in seen {
                 let page = step.pages.page(group, token.seq, pos) as usize;
@@ -112,12 +118,15 @@ impl NullExecutor {
     }
 }
 
-/// What a page holds of the input `token`, the `i`th of the step: the token's id, or a hash of the row; with a state, a hash of
-/// both.
+/// What a page holds of the input `token`, the `i`th of the step: the token's id, or a hash of the row or context row; with a
+/// state, a hash of both.
 fn content(step: &Step, i: usize, token: &BatchToken, spec: &ModelSpec) -> u32 {
     let hash_of = |rows: &[f32], i: usize, width: usize| {
         rows[i * width..][..width].iter().fold(0, |hash, x| mix(hash, x.to_bits().into())) as u32
     };
+    if let Some(rows) = &step.context {
+        return hash_of(rows, i, spec.n_embd);
+    }
     let own = match step.inputs.as_ref().and_then(|inputs| inputs.of_token(token)) {
         None => token.id,
         Some((span, i)) => hash_of(&span.rows, i, spec.n_embd),

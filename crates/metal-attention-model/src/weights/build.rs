@@ -11,6 +11,7 @@ use super::{
     StreamsWeights, Weights,
 };
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec, NormOver, QkNorm};
+use crate::block_conv::{self, BlockConvSpec, BlockConvWeights};
 use crate::feed_forward::{Dense, Experts};
 use crate::parts::{Loaded, Prepare, Specs};
 use crate::recurrent::{
@@ -439,6 +440,10 @@ impl<S: WeightSource> Prepare<'_, Specs> for Builder<'_, S> {
 
     fn channel_mix(&mut self, spec: &ChannelMixSpec) -> Result<ChannelMixWeights<S::Linear>, S::Error> {
         channel_mix::build(self.source, spec, &self.prefix)
+    }
+
+    fn block_conv(&mut self, spec: &BlockConvSpec) -> Result<BlockConvWeights<S::Linear>, S::Error> {
+        block_conv::build(self.source, spec, &self.prefix, self.n_embd)
     }
 
     fn layer_embedding(&mut self, spec: &PerLayerEmbedding) -> Result<LayerEmbeddingWeights<S::Linear>, S::Error> {

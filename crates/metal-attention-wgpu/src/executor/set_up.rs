@@ -165,7 +165,8 @@ impl WgpuExecutor {
         let persistent = PersistentLayersBuilder {
             gpu: &gpu,
             spec: &spec,
-            layers: PlainLayer::of_model(&gpu_weights, weights),
+            // Blocks are no decode steps.
+            layers: PlainLayer::of_model(&gpu_weights, weights).filter(|_| !spec.takes_context),
             cache: &keys_and_values,
             rope: &rope,
             x: &scratch.x,

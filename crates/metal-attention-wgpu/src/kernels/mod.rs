@@ -9,6 +9,7 @@ mod argmax;
 mod attention;
 mod attention_gate;
 mod attention_inputs;
+mod block_conv;
 mod buffer_copy;
 mod channel_gate;
 mod decode_attention;
@@ -49,6 +50,7 @@ pub use attention_gate::{AttentionGateShape, attention_gate, attention_gate_twin
 pub use attention_inputs::{
     AttentionInputsBuffers, AttentionInputsShape, KvInputs, attention_inputs, attention_inputs_twin, cached_row_twin,
 };
+pub use block_conv::{BlockConvBuffers, BlockConvShape, block_conv, block_conv_twin};
 pub use buffer_copy::buffer_copy;
 pub use channel_gate::{channel_gate, channel_gate_twin};
 pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_len};
@@ -136,6 +138,7 @@ pub fn catalogue() -> Vec<PipelineKey> {
         head_products::catalogue(),
         streams::catalogue(),
         short_conv::catalogue(),
+        block_conv::catalogue(),
         elementwise::catalogue(),
         row_sums::catalogue(),
         place_columns::catalogue(),

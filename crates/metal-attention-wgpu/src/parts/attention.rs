@@ -23,9 +23,9 @@ use crate::kernels::{
     self, AttentionBuffers, AttentionGateShape, AttentionInputsBuffers, AttentionInputsShape, AttentionShape,
     GeneralAttention, GeneralAttentionBuffers, KvInputs, MAX_FAST_HEAD_DIM, MatvecOutput,
 };
-use crate::plan::{BranchInput, LastProduct, PlanBuilder};
+use crate::plan::{BranchInput, LastProduct, LinearProduct, PlanBuilder};
 use crate::weights::{Uploads, WgpuLinear, concat};
-use crate::{Dispatch, WgpuDevice, WgpuError};
+use crate::{Bind, Dispatch, WgpuDevice, WgpuError};
 
 /// Softmax attention with its weights.
 #[derive(Debug)]
@@ -353,6 +353,50 @@ impl<'a> PlanBuilder<'a> {
         self.attend(dispatches, i, w)
     }
 
+    /// Appends what stores the keys and values of the rows in `x`, context rows of a block drafter, in the KV cache of layer `i`.
+    pub(crate) fn store_context(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        i: usize,
+        w: &'a WgpuAttention,
+    ) -> Result<(), WgpuError> {
+        let scratch = self.scratch;
+        // The product has the queries, too, which are not used: keys and values alone would be another matrix.
+        self.multiply(dispatches, LinearProduct::new(&w.qkv, MatvecOutput::Store, &scratch.x, &scratch.projected))?;
+        match &w.kernels {
+            AttentionKernels::Fast(shape) => {
+                let last_seen = self.spans.last_seen(i);
+                let buffers = self.fast_buffers(i, w.qk_norm.as_ref(), w.sinks_and_slopes.as_ref(), &last_seen);
+                dispatches.push(kernels::rope_append(self.gpu, shape, &buffers)?);
+                Ok(())
+            }
+            AttentionKernels::General(inputs, _) => self.attention_inputs(dispatches, i, inputs, w.qk_norm.as_ref()),
+        }
+    }
+
+    /// The buffers of the fast kernels in layer `i`.
+    fn fast_buffers<'b>(
+        &'b self,
+        i: usize,
+        qk_norm: Option<&'b Buffer>,
+        sinks_and_slopes: Option<&'b Buffer>,
+        last_seen: &'b dyn Bind,
+    ) -> AttentionBuffers<'b> {
+        let (keys, values) = self.cache.read_by_layer(i);
+        AttentionBuffers {
+            qkv: &self.scratch.projected,
+            rope: &self.rope[i],
+            qk_norm,
+            sinks_and_slopes,
+            keys,
+            values,
+            attention_out: &self.scratch.mixer_out,
+            partial: &self.scratch.partial,
+            last_seen,
+            batch: self.batch,
+        }
+    }
+
     /// Appends softmax attention of layer `i` after its input product: reads `projected`, stores the batch's keys and
     /// values in the KV cache, attends over the cache, and writes `mixer_out`.
     pub(super) fn attend(
@@ -408,20 +452,8 @@ impl<'a> PlanBuilder<'a> {
         sinks_and_slopes: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
         let gpu = self.gpu;
-        let (keys, values) = self.cache.read_by_layer(i);
         let last_seen = self.spans.last_seen(i);
-        let buffers = AttentionBuffers {
-            qkv: &self.scratch.projected,
-            rope: &self.rope[i],
-            qk_norm,
-            sinks_and_slopes,
-            keys,
-            values,
-            attention_out: &self.scratch.mixer_out,
-            partial: &self.scratch.partial,
-            last_seen: &last_seen,
-            batch: self.batch,
-        };
+        let buffers = self.fast_buffers(i, qk_norm, sinks_and_slopes, &last_seen);
         if self.uses_decode_kernels() {
             dispatches.push(kernels::decode_attention(gpu, shape, &buffers)?);
             dispatches.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);

@@ -6,7 +6,7 @@ use wgpu::Buffer;
 
 use super::{BranchInput, LinearProduct, PlanBuilder};
 use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape};
-use crate::parts::WgpuParts;
+use crate::parts::{WgpuBlockConv, WgpuParts};
 use crate::weights::{WgpuLinear, WgpuNorm};
 use crate::{Dispatch, WgpuError};
 
@@ -63,6 +63,13 @@ impl PlanBuilder<'_> {
         layer.run_layer(&self.weights.layers[i])?;
         Ok(layer.dispatches)
     }
+
+    /// The dispatches that store the keys and values of context rows in `x` for layer `i`.
+    pub(super) fn context(&self, i: usize) -> Result<Vec<Dispatch>, WgpuError> {
+        let mut layer = LayerPlan { plan: self, i, dispatches: Vec::new() };
+        layer.store_context(&self.weights.layers[i])?;
+        Ok(layer.dispatches)
+    }
 }
 
 impl<'a> LayerOps<'a, WgpuParts> for LayerPlan<'_, 'a> {
@@ -87,6 +94,37 @@ impl<'a> LayerOps<'a, WgpuParts> for LayerPlan<'_, 'a> {
             return Ok(BranchInput::Rows(self.plan.rows_of(&mut self.dispatches, input)?));
         }
         Ok(input)
+    }
+
+    fn convolve_input(
+        &mut self,
+        conv: &'a WgpuBlockConv,
+        input: BranchInput<'a>,
+    ) -> Result<BranchInput<'a>, WgpuError> {
+        self.plan.convolve_input(&mut self.dispatches, conv, input)
+    }
+
+    fn convolve_output(
+        &mut self,
+        conv: &'a WgpuBlockConv,
+        output: BranchOutput<'a>,
+    ) -> Result<BranchOutput<'a>, WgpuError> {
+        self.plan.convolve_output(&mut self.dispatches, conv, output)
+    }
+
+    fn store_context(&mut self, layer: &'a Layer<WgpuParts>) -> Result<(), WgpuError> {
+        match &layer.mixer {
+            Mixer::Attention(part) => self.plan.store_context(&mut self.dispatches, self.i, part),
+            Mixer::LatentAttention(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Mamba2(_)
+            | Mixer::AttentionAndMamba2(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::Rwkv7(_)
+            | Mixer::None => Err(WgpuError::UnsupportedPart { part: "context rows of other mixers than attention" }),
+        }
     }
 
     fn laurel(&mut self, layer: &'a Layer<WgpuParts>, input: BranchInput<'a>) -> Result<(), WgpuError> {
@@ -131,7 +169,8 @@ impl<'a> LayerOps<'a, WgpuParts> for LayerPlan<'_, 'a> {
         let (plan, dispatches) = (self.plan, &mut self.dispatches);
         // A result can be added to `x` directly only if a norm precedes the feed-forward: without one, later products
         // still read `x` while it would be written.
-        let may_add = layer.feed_forward_post_norm.is_none() && layer.feed_forward_norm.is_some() && scale == 1.0;
+        let joins_as_is = layer.feed_forward_post_norm.is_none() && layer.feed_forward_conv.is_none() && scale == 1.0;
+        let may_add = joins_as_is && layer.feed_forward_norm.is_some();
         match &layer.feed_forward {
             FeedForward::Dense(part) => Ok(plan.dense(dispatches, part, input)?.into()),
             FeedForward::Experts(part) => plan.experts(dispatches, part, input, may_add),
@@ -182,6 +221,18 @@ impl PlanBuilder<'_> {
         };
         let accumulates = norm.is_none() && scale == 1.0;
         let y = if accumulates { &scratch.x } else { &scratch.result };
+        self.multiply_to(dispatches, products, y, accumulates)?;
+        if accumulates { Ok(()) } else { self.add(dispatches, &scratch.result, norm, scale, &scratch.x) }
+    }
+
+    /// Appends the sum of `products`, which is stored in `y` or added to it.
+    pub(crate) fn multiply_to(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        products: Vec<LastProduct<'_>>,
+        y: &Buffer,
+        accumulates: bool,
+    ) -> Result<(), WgpuError> {
         for (i, LastProduct { out, input, norm }) in products.into_iter().enumerate() {
             let output = if accumulates || i > 0 { MatvecOutput::Accumulate } else { MatvecOutput::Store };
             let product = LinearProduct::new(out, output, input, y);
@@ -190,7 +241,7 @@ impl PlanBuilder<'_> {
                 None => self.multiply(dispatches, product)?,
             }
         }
-        if accumulates { Ok(()) } else { self.add(dispatches, &scratch.result, norm, scale, &scratch.x) }
+        Ok(())
     }
 
     /// Appends `y += scale * norm(x)`; without a norm `y += scale * x`.

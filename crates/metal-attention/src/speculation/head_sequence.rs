@@ -122,6 +122,11 @@ impl HeadSequence {
         if self.first_state == 0 { self.first_read } else { self.first_state + 1 }
     }
 
+    /// The first position whose own state is known, if any is.
+    pub(super) fn first_row(&self) -> usize {
+        self.first_state
+    }
+
     /// Whether the state before `position` is known; that before position 0 is zero, or there is none.
     fn knows_state_before(&self, position: usize) -> bool {
         position == 0 && self.first_read == 0 || (self.first_state < position && position <= self.ids.len())

@@ -95,7 +95,7 @@ impl States {
         let n_tokens = n_tokens(segments);
         let output = TokenOutput::Hidden;
         let size = MicroBatchSize { n_tokens, n_outputs: 0, query_tiles: QueryTiles::default(), runs, output };
-        MicroBatch { spec, cache, recurrent: &self.on_device, size, spans: None, states: &[] }
+        MicroBatch { spec, cache, recurrent: &self.on_device, size, spans: None, states: &[], context: None }
     }
 
     /// All states as the device has them.
