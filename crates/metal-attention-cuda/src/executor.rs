@@ -536,6 +536,7 @@ impl Executor for CudaExecutor {
         trace: Option<LayerTrace<'_>>,
         profiler: Option<&mut Profiler>,
     ) -> Result<(), ForwardError> {
+        step.check_windows_hold_blocks(&self.spec)?;
         Ok(self.run_step(step, output_of(&results), Some(results), trace, profiler)?)
     }
 

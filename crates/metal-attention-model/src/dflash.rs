@@ -4,12 +4,12 @@
 //! `norm(fc * rows)`; the blocks that it evaluates have the last token of the text and mask tokens, in whose places it proposes the
 //! tokens that follow.
 
-use metal_attention_gguf::{GgufFile, Tensor};
+use metal_attention_gguf::{GgufFile, Metadata, Tensor};
 
 use crate::architectures;
 use crate::metadata_reader::MetadataReader;
 use crate::tensors::{FileSource, MatrixShape, Presence, WeightSource};
-use crate::{LoadedModel, ModelError, ModelSpec, Norm};
+use crate::{LoadedModel, ModelError, ModelSpec};
 
 /// The architecture's name in `general.architecture`.
 pub const DFLASH: &str = "dflash";
@@ -19,11 +19,11 @@ pub const DFLASH: &str = "dflash";
 pub struct DflashSpec {
     /// Its layers and its output. The embedding table and the output head are those of the target, unless the file has its own.
     pub model: ModelSpec,
+    /// What makes context rows of the target's hidden rows: a model without layers ([`StateInput::Projected`](crate::StateInput)).
+    pub projection: ModelSpec,
     /// The layers of the target whose inputs it reads, in the order of their rows in the input of `fc`. The number of the target's
     /// layers stands for the output of the last one.
     pub target_layers: Vec<usize>,
-    /// Norm of the context rows, after `fc`.
-    pub context_norm: Norm,
     /// Most tokens of a block.
     pub block_size: usize,
     /// The token in the places of a block whose tokens are not known.
@@ -54,12 +54,20 @@ pub enum BlockChoice {
 }
 
 impl DflashSpec {
-    /// Reads the spec of a file whose architecture is [`DFLASH`].
+    /// Reads the spec of a file whose architecture is [`DFLASH`], for a target of width `n_embd_target`.
     ///
     /// # Errors
     /// As of [`ModelSpec::from_gguf`].
-    pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
-        architectures::read_dflash(&MetadataReader::new(file.metadata(), Some(file))?)
+    pub fn from_gguf(file: &GgufFile, n_embd_target: usize) -> Result<Self, ModelError> {
+        architectures::read_dflash(&MetadataReader::new(file.metadata(), Some(file))?, n_embd_target)
+    }
+
+    /// [`from_gguf`](Self::from_gguf) of metadata alone, as [`ModelSpec::from_metadata`] reads those of a model.
+    ///
+    /// # Errors
+    /// As of [`from_gguf`](Self::from_gguf).
+    pub fn from_metadata(metadata: &Metadata, n_embd_target: usize) -> Result<Self, ModelError> {
+        architectures::read_dflash(&MetadataReader::new(metadata, None)?, n_embd_target)
     }
 
     /// Tokens of the block in which it proposes `n` tokens.
@@ -88,6 +96,8 @@ pub struct LoadedDflash {
     pub spec: DflashSpec,
     /// Its layers and its output.
     pub model: LoadedModel,
+    /// What makes context rows.
+    pub projection: LoadedModel,
     /// The weights by which drafts are chosen.
     pub choice: BlockChoiceWeights,
 }
@@ -120,10 +130,10 @@ impl LoadedDflash {
     /// Loads the block drafter of `file` beside `target`, whose embedding table and output head it reads where the file has none.
     ///
     /// # Errors
-    /// As of [`DflashSpec::from_gguf`]; a tensor is missing, has another shape, or is of a kind of drafter that is not known;
+    /// As of [`DflashSpec::from_gguf`](DflashSpec::from_gguf); a tensor is missing, has another shape, or is of a kind of drafter that is not known;
     /// [`ModelError::FirstTensorShape`] if the vocabulary or the width of `target` is another one.
     pub fn load(file: &GgufFile, target: &LoadedModel) -> Result<Self, ModelError> {
-        let spec = DflashSpec::from_gguf(file)?;
+        let spec = DflashSpec::from_gguf(file, target.spec().n_embd)?;
         check_tensors(file, &spec)?;
         let mut source = FileSource { file, first: Some(target.weights()) };
         let (n_embd, n_vocab) = (spec.model.n_embd, spec.model.n_vocab);
@@ -143,22 +153,21 @@ impl LoadedDflash {
             }
         };
         let model = LoadedModel::from_source(spec.model.clone(), source)?;
-        Ok(Self { spec, model, choice })
+        let projection = LoadedModel::with_spec(file, spec.projection.clone())?;
+        Ok(Self { spec, model, projection, choice })
     }
 }
 
 /// An error if the file has tensors that nothing reads: a drafter of another kind would propose other tokens.
 fn check_tensors(file: &GgufFile, spec: &DflashSpec) -> Result<(), ModelError> {
-    const OTHERS: [&str; 7] = [
-        "fc.weight",
-        "enc.output_norm.weight",
+    const OTHERS: [&str; 5] = [
         "selector_hidden.weight",
         "selector_predecessor.weight",
         "selector_successor.weight",
         "markov_w1.weight",
         "markov_w2.weight",
     ];
-    let known = spec.model.tensors();
+    let known = [spec.model.tensors(), spec.projection.tensors()].concat();
     let is_known = |name: &str| OTHERS.contains(&name) || known.iter().any(|tensor| tensor.name == name);
     match file.tensors().iter().find(|tensor| !is_known(tensor.name()) && !tensor.name().ends_with(".scale")) {
         Some(tensor) => Err(ModelError::UnknownTensor { name: tensor.name().to_owned() }),

@@ -556,6 +556,7 @@ impl Executor for WgpuExecutor {
         mut trace: Option<LayerTrace<'_>>,
         profiler: Option<&mut Profiler>,
     ) -> Result<(), ForwardError> {
+        step.check_windows_hold_blocks(&self.spec)?;
         if let Some(profiler) = profiler {
             self.profile_step(step, ResultKind::of(&results), profiler)?;
         }

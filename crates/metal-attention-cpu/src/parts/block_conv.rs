@@ -111,3 +111,36 @@ impl MicroBatchRun<'_> {
         std::mem::swap(rows, out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Isa;
+    use crate::test_support::TestRandom;
+
+    #[test]
+    fn rows_are_weighted_sums_of_those_before() {
+        let mut random = TestRandom(5);
+        for (n_embd, group_size, n_tap) in [(8, 8, 2), (33, 11, 3), (48, 1, 4), (128, 16, 3)] {
+            let n_groups = n_embd / group_size;
+            let (base, taps) = (random.floats(n_tap * n_embd, 1.0), random.floats(n_tap * n_groups, 1.0));
+            let rows: Vec<_> = (0..n_tap).map(|_| random.floats(n_embd, 1.0)).collect();
+            // At the beginning of a block there are fewer rows than taps.
+            for n_rows in 1..=n_tap {
+                let rows: Vec<&[f32]> = rows[..n_rows].iter().map(Vec::as_slice).collect();
+                let term = |k: usize, c: usize| {
+                    let tap = f64::from(base[k * n_embd + c]) + f64::from(taps[k * n_groups + c / group_size]);
+                    tap * f64::from(rows[k][c])
+                };
+                let want = |c: usize| (0..n_rows).map(|k| term(k, c)).sum::<f64>();
+                for isa in Isa::available() {
+                    let mut out = vec![f32::NAN; n_embd];
+                    isa.run(BlockConv { rows: &rows, base: &base, taps: &taps, group_size, out: &mut out });
+                    for (c, &got) in out.iter().enumerate() {
+                        assert!((f64::from(got) - want(c)).abs() < 1e-6, "{} {c} of {n_embd}: {got}", isa.name());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -5,14 +5,14 @@ use crate::attention::Mask;
 use crate::block_conv::BlockConvSpec;
 use crate::dflash::{BlockChoice, DflashSpec};
 use crate::metadata_reader::MetadataReader;
-use crate::spec::NormKind;
-use crate::{ModelError, RopeLayout};
+use crate::spec::{NormKind, OutputSpec, ProjectedState, StateInput};
+use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Most tokens of a block; files have 8 or 16.
 const MAX_BLOCK: usize = 1024;
 
-/// The drafter of a file whose architecture is `dflash`.
-pub(crate) fn read_dflash(k: &MetadataReader<'_>) -> Result<DflashSpec, ModelError> {
+/// The drafter of a file whose architecture is `dflash`, for a target of width `n_embd_target`.
+pub(crate) fn read_dflash(k: &MetadataReader<'_>, n_embd_target: usize) -> Result<DflashSpec, ModelError> {
     let mut model = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Rms)?;
     model.norm_heads(norm.eps);
@@ -60,6 +60,13 @@ pub(crate) fn read_dflash(k: &MetadataReader<'_>) -> Result<DflashSpec, ModelErr
     let mask_token = k.special_token("mask_token_id")?.ok_or_else(|| k.missing_special_token("mask_token_id"))?;
     let known = (mask_token as usize) < model.n_vocab;
     k.check_special_token("mask_token_id", mask_token, known, "must be a token of the vocabulary")?;
-    let context_norm = norm.with_tensor("enc.output_norm");
-    Ok(DflashSpec { model, target_layers, context_norm, block_size, mask_token, choice })
+    let mut projection = ModelSpec {
+        layers: Vec::new(),
+        takes_context: false,
+        output: OutputSpec { norm: Some(norm.with_tensor("enc.output_norm")), head: None, ..model.output.clone() },
+        ..model.clone()
+    };
+    let width = n_embd_target.saturating_mul(n);
+    projection.embedding.state = Some(StateInput::Projected(ProjectedState { width, norm: None }));
+    Ok(DflashSpec { model, projection, target_layers, block_size, mask_token, choice })
 }

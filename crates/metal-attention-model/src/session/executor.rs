@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::LayerTrace;
 use crate::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, MemoryUse, ModelSpec, PageCopy,
-    PageTable, Phase, Position, Profiler, SnapshotError, StepInputs, StepSpan, TopK,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, LayerSpec, Mask, MemoryUse, ModelSpec,
+    PageCopy, PageTable, Phase, Position, Profiler, SnapshotError, StepInputs, StepSpan, TopK,
 };
 
 /// One micro-batch that an executor evaluates. Its tokens have their KV pages and state slots.
@@ -57,6 +57,26 @@ impl Step {
     /// Whether the tokens of each sequence are a block, all of which attend to one another.
     pub fn has_blocks(&self, spec: &ModelSpec) -> bool {
         spec.takes_context && self.context.is_none()
+    }
+
+    /// Checks that no block is longer than a window, for backends whose kernels take the first input that one attends to from its own
+    /// window: a block sees all of itself.
+    pub fn check_windows_hold_blocks(&self, spec: &ModelSpec) -> Result<(), ForwardError> {
+        if !self.has_blocks(spec) {
+            return Ok(());
+        }
+        let longest = self.tokens.chunk_by(|a, b| a.seq == b.seq).map(<[_]>::len).max().unwrap_or(0);
+        let is_shorter = |layer: &LayerSpec| match layer.mixer.attention().map(|attention| attention.mask) {
+            Some(Mask::Window(window) | Mask::Chunk(window)) => window < longest,
+            Some(Mask::Causal | Mask::Full | Mask::SymmetricWindow(_)) | None => false,
+        };
+        match spec.layers.iter().any(is_shorter) {
+            true => Err(ForwardError::BadBlock {
+                why: "a block is longer than a layer's sliding window, which this device does not support: request fewer drafts, or \
+                      use the CPU",
+            }),
+            false => Ok(()),
+        }
     }
 
     /// Number of output tokens.

@@ -5,6 +5,7 @@
 
 mod argmax;
 mod attention;
+mod block_conv;
 mod bounds;
 mod device;
 mod elementwise;

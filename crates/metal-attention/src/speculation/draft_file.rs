@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use metal_attention_gguf::GgufFile;
+use metal_attention_model::LoadedDflash;
 
-use super::{AssistantDrafter, DraftModel, DraftModelOptions, Drafter, DrafterKind, HeadDrafter};
+use super::{AssistantDrafter, DflashDrafter, DraftModel, DraftModelOptions, Drafter, DrafterKind, HeadDrafter};
 use crate::backends::BackendPass;
 use crate::{Device, EngineOptions, Error, Model, ModelOptions};
 
@@ -128,7 +129,10 @@ impl DraftFile {
                 Ok(Box::new(DraftModel::new(target, draft, &options, DraftModelOptions::default())?))
             }
             Self::Eagle3(gguf) => Ok(Box::new(HeadDrafter::of_eagle3(gguf, target, pass, options)?)),
-            Self::DFlash(_) => Err(DraftFileError::NotImplemented { architecture: "dflash" }.into()),
+            Self::DFlash(gguf) => {
+                let loaded = LoadedDflash::load(gguf, target.loaded())?;
+                Ok(Box::new(DflashDrafter::beside(&loaded, pass, options)?))
+            }
             Self::Gemma4Assistant(gguf) => Ok(Box::new(AssistantDrafter::attach(target, gguf, pass, options)?)),
         }
     }

@@ -12,8 +12,10 @@
 //! while the text is generated. Where drafts do not pay there are none.
 
 mod assistant;
+mod block_selector;
 mod confidence;
 mod costs;
+mod dflash;
 mod draft_file;
 mod draft_model;
 mod drafter;
@@ -29,6 +31,7 @@ mod token_map;
 
 pub use assistant::AssistantDrafter;
 use costs::StepCosts;
+pub use dflash::DflashDrafter;
 pub use draft_file::{DraftFile, DraftFileError};
 pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions};
 pub use drafter::{Draft, DraftLogits, DraftRequest, Drafter, Evaluated};

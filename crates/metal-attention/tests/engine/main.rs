@@ -4,6 +4,7 @@
 mod architectures;
 mod assistant;
 mod beside;
+mod block_drafters;
 mod cuda;
 mod draft_model;
 mod drafters;

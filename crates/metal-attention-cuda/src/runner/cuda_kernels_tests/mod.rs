@@ -7,6 +7,7 @@
 #![expect(clippy::struct_excessive_bools, reason = "a case of a test has independent properties")]
 
 mod attention;
+mod block_conv;
 #[cfg(debug_assertions)]
 mod bounds;
 mod encoder;
