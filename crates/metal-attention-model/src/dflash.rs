@@ -54,20 +54,20 @@ pub enum BlockChoice {
 }
 
 impl DflashSpec {
-    /// Reads the spec of a file whose architecture is [`DFLASH`], for a target of width `n_embd_target`.
+    /// Reads the spec of a file whose architecture is [`DFLASH`], for `target`.
     ///
     /// # Errors
-    /// As of [`ModelSpec::from_gguf`].
-    pub fn from_gguf(file: &GgufFile, n_embd_target: usize) -> Result<Self, ModelError> {
-        architectures::read_dflash(&MetadataReader::new(file.metadata(), Some(file))?, n_embd_target)
+    /// As of [`ModelSpec::from_gguf`]; the drafter was made for another model ([`ModelError::OtherTarget`]).
+    pub fn from_gguf(file: &GgufFile, target: &ModelSpec) -> Result<Self, ModelError> {
+        architectures::read_dflash(&MetadataReader::new(file.metadata(), Some(file))?, target)
     }
 
     /// [`from_gguf`](Self::from_gguf) of metadata alone, as [`ModelSpec::from_metadata`] reads those of a model.
     ///
     /// # Errors
     /// As of [`from_gguf`](Self::from_gguf).
-    pub fn from_metadata(metadata: &Metadata, n_embd_target: usize) -> Result<Self, ModelError> {
-        architectures::read_dflash(&MetadataReader::new(metadata, None)?, n_embd_target)
+    pub fn from_metadata(metadata: &Metadata, target: &ModelSpec) -> Result<Self, ModelError> {
+        architectures::read_dflash(&MetadataReader::new(metadata, None)?, target)
     }
 
     /// Tokens of the block in which it proposes `n` tokens.
@@ -130,12 +130,11 @@ impl LoadedDflash {
     /// Loads the block drafter of `file` beside `target`, whose embedding table and output head it reads where the file has none.
     ///
     /// # Errors
-    /// As of [`DflashSpec::from_gguf`](DflashSpec::from_gguf); a tensor is missing, has another shape, or is of a kind of drafter that is not known;
-    /// [`ModelError::FirstTensorShape`] if the vocabulary or the width of `target` is another one.
+    /// As of [`DflashSpec::from_gguf`]; a tensor is missing, has another shape, or is of a kind of drafter that is not known.
     pub fn load(file: &GgufFile, target: &LoadedModel) -> Result<Self, ModelError> {
-        let spec = DflashSpec::from_gguf(file, target.spec().n_embd)?;
+        let spec = DflashSpec::from_gguf(file, target.spec())?;
         check_tensors(file, &spec)?;
-        let mut source = FileSource { file, first: Some(target.weights()) };
+        let mut source = FileSource { file, first: None, head_apart: false };
         let (n_embd, n_vocab) = (spec.model.n_embd, spec.model.n_vocab);
         let mut matrix =
             |name: &str, shape: MatrixShape| Ok::<_, ModelError>(source.required(name, shape, Presence::None)?);
@@ -152,8 +151,8 @@ impl LoadedDflash {
                 BlockChoiceWeights::Markov(LoadedModel::bigrams(&spec.model, rank, tables))
             }
         };
-        let model = LoadedModel::from_source(spec.model.clone(), source)?;
-        let projection = LoadedModel::with_spec(file, spec.projection.clone())?;
+        let model = LoadedModel::of_drafter(file, spec.model.clone(), target)?;
+        let projection = LoadedModel::of_drafter(file, spec.projection.clone(), target)?;
         Ok(Self { spec, model, projection, choice })
     }
 }

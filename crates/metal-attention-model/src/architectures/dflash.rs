@@ -1,9 +1,10 @@
 //! DFlash, DFlash-2 and DSpark: drafters that propose a block of tokens at once.
 
 use super::decoder::{WindowRope, decoder};
+use super::eagle3::other_target;
 use crate::attention::Mask;
 use crate::block_conv::BlockConvSpec;
-use crate::dflash::{BlockChoice, DflashSpec};
+use crate::dflash::{BlockChoice, DFLASH, DflashSpec};
 use crate::metadata_reader::MetadataReader;
 use crate::spec::{NormKind, OutputSpec, ProjectedState, StateInput};
 use crate::{ModelError, ModelSpec, RopeLayout};
@@ -11,9 +12,27 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 /// Most tokens of a block; files have 8 or 16.
 const MAX_BLOCK: usize = 1024;
 
-/// The drafter of a file whose architecture is `dflash`, for a target of width `n_embd_target`.
-pub(crate) fn read_dflash(k: &MetadataReader<'_>, n_embd_target: usize) -> Result<DflashSpec, ModelError> {
+/// The drafter of a file whose architecture is `dflash`, for `target`.
+pub(crate) fn read_dflash(k: &MetadataReader<'_>, target: &ModelSpec) -> Result<DflashSpec, ModelError> {
+    if k.architecture() != DFLASH {
+        let why = format!("must be {DFLASH}");
+        return Err(ModelError::InvalidValue {
+            key: "general.architecture".into(),
+            value: k.architecture().to_owned(),
+            why,
+        });
+    }
+    if let Some(n) = k.n_expert()? {
+        return Err(k.unsupported("expert_count", n, "drafters with experts are not implemented"));
+    }
     let mut model = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
+    if model.n_vocab != target.n_vocab {
+        return Err(other_target(k, "vocab_size", model.n_vocab, target.n_vocab));
+    }
+    let has_ends = ["token_embd.weight", "output.weight"].iter().all(|name| k.has_tensor(name, false));
+    if !has_ends && model.n_embd != target.n_embd {
+        return Err(other_target(k, "embedding_length", model.n_embd, target.n_embd));
+    }
     let norm = k.norm(NormKind::Rms)?;
     model.norm_heads(norm.eps);
     model.takes_context = true;
@@ -55,6 +74,9 @@ pub(crate) fn read_dflash(k: &MetadataReader<'_>, n_embd_target: usize) -> Resul
         (1..=MAX_BLOCK).contains(&n),
         "it is a list of layers of the model beside the drafter",
     )?;
+    if let Some(&layer) = target_layers.iter().find(|&&layer| layer > target.n_layer()) {
+        return Err(other_target(k, "target_layers", layer, format!("{} layers", target.n_layer())));
+    }
     let block_size = k.positive("block_size")?;
     k.check("block_size", block_size, (2..=MAX_BLOCK).contains(&block_size), "must be 2 to 1024")?;
     let mask_token = k.special_token("mask_token_id")?.ok_or_else(|| k.missing_special_token("mask_token_id"))?;
@@ -66,7 +88,7 @@ pub(crate) fn read_dflash(k: &MetadataReader<'_>, n_embd_target: usize) -> Resul
         output: OutputSpec { norm: Some(norm.with_tensor("enc.output_norm")), head: None, ..model.output.clone() },
         ..model.clone()
     };
-    let width = n_embd_target.saturating_mul(n);
+    let width = target.n_embd.saturating_mul(n);
     projection.embedding.state = Some(StateInput::Projected(ProjectedState { width, norm: None }));
     Ok(DflashSpec { model, projection, target_layers, block_size, mask_token, choice })
 }

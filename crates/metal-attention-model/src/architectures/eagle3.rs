@@ -88,6 +88,6 @@ fn target_layers(k: &MetadataReader<'_>, target: &ModelSpec) -> Result<Vec<usize
 }
 
 /// The error for a drafter of another target.
-fn other_target(k: &MetadataReader<'_>, key: &str, found: usize, expected: &dyn Display) -> ModelError {
+pub(super) fn other_target(k: &MetadataReader<'_>, key: &str, found: usize, expected: &dyn Display) -> ModelError {
     ModelError::OtherTarget { key: k.key(key), found: found.to_string(), expected: expected.to_string() }
 }

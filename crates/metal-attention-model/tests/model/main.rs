@@ -2,6 +2,7 @@
 
 mod assistant;
 mod cache_groups;
+mod dflash;
 mod gated_attention;
 mod heads;
 mod recipe;

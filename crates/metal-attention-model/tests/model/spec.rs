@@ -2,9 +2,9 @@
 
 use metal_attention_gguf::{GgufFile, Metadata, Value};
 use metal_attention_model::{
-    Activation, AttentionSpec, Dense, Eagle3Spec, FeedForward, KvSource, LoadedModel, Mask, Mixer, ModelError,
-    ModelShape, ModelSpec, NormKind, NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout, RopeScaling,
-    StateLayout,
+    Activation, AttentionSpec, Dense, DflashSpec, Eagle3Spec, FeedForward, KvSource, LoadedModel, Mask, Mixer,
+    ModelError, ModelShape, ModelSpec, NormKind, NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout,
+    RopeScaling, StateLayout,
 };
 use proptest::prelude::*;
 
@@ -514,4 +514,45 @@ proptest! {
             }
         }
     }
+
+    /// The same of a block drafter.
+    #[test]
+    fn hostile_metadata_of_block_drafters_never_panics(
+        changes in prop::collection::vec((0..BLOCK_DRAFTER_KEYS.len(), prop::option::weighted(0.9, any_value())), 0..4),
+        selects in any::<bool>(),
+    ) {
+        let target = crate::dflash::target();
+        let mut m = crate::dflash::dflash(&target, selects);
+        for (key, value) in changes {
+            match value {
+                Some(value) => m.set(BLOCK_DRAFTER_KEYS[key], value),
+                None => { m.remove(BLOCK_DRAFTER_KEYS[key]); }
+            }
+        }
+        if let Ok(spec) = DflashSpec::from_metadata(&m, &target) {
+            prop_assert!(spec.target_layers.iter().all(|&layer| layer <= target.n_layer()));
+            prop_assert!(spec.max_drafts() > 0 && (spec.mask_token as usize) < target.n_vocab);
+            for t in spec.model.tensors().into_iter().chain(spec.projection.tensors()) {
+                prop_assert!(t.shape.iter().all(|&n| n > 0), "{} {:?}", t.name, t.shape);
+            }
+        }
+    }
 }
+
+/// Keys of block drafters.
+const BLOCK_DRAFTER_KEYS: [&str; 14] = [
+    "dflash.block_count",
+    "dflash.embedding_length",
+    "dflash.target_layers",
+    "dflash.block_size",
+    "dflash.conv_kernel_size",
+    "dflash.conv_group_size",
+    "dflash.selector_rank",
+    "dflash.selector_top_k",
+    "dflash.attention.head_count",
+    "dflash.attention.key_length",
+    "dflash.attention.sliding_window",
+    "dflash.attention.sliding_window_pattern",
+    "dflash.rope.freq_base_swa",
+    "tokenizer.ggml.mask_token_id",
+];

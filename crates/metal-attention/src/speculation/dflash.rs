@@ -58,12 +58,8 @@ impl DflashDrafter {
     /// Sets up the drafter `loaded` on the device of `target`, beside whose model it was loaded.
     ///
     /// # Errors
-    /// It reads layers that the target does not have, is not supported on the device, or does not fit in memory.
+    /// It is not supported on the device, does not fit in memory, or several devices share the target.
     pub fn beside(loaded: &LoadedDflash, target: &dyn BackendPass, options: &EngineOptions) -> Result<Self, Error> {
-        let n_layer = target.spec().n_layer();
-        if let Some(&layer) = loaded.spec.target_layers.iter().find(|&&layer| layer > n_layer) {
-            return Err(ForwardError::LayerOutOfRange { layer, n_layer }.into());
-        }
         let projection = StateProjection::beside(&loaded.projection, &loaded.spec.target_layers, target, options)?;
         let choice = match &loaded.choice {
             BlockChoiceWeights::Likeliest => Choice::Likeliest,

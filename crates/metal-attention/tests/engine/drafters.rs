@@ -21,13 +21,13 @@ const LIMIT: f64 = 1e-6;
 /// What llama.cpp drafts for a target.
 #[derive(Deserialize)]
 pub(crate) struct Case {
-    target: String,
-    drafter: String,
+    pub(crate) target: String,
+    pub(crate) drafter: String,
     /// The target reads all but the last one.
-    tokens: Vec<u32>,
-    drafts: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) drafts: Vec<u32>,
     /// The logits from which each draft is taken; `None`: the drafter lacks the token.
-    logits: Vec<Vec<Option<f32>>>,
+    pub(crate) logits: Vec<Vec<Option<f32>>>,
 }
 
 #[derive(Deserialize)]
@@ -36,7 +36,7 @@ struct Cases {
 }
 
 /// The cases of a file of reference data by the names of their drafters, three each.
-fn cases(file: &str) -> BTreeMap<String, Vec<Case>> {
+pub(crate) fn cases(file: &str) -> BTreeMap<String, Vec<Case>> {
     let all: Cases = metal_attention_testing::reference::read(file);
     let mut by_drafter = BTreeMap::<String, Vec<Case>>::new();
     for case in all.cases {
@@ -45,7 +45,7 @@ fn cases(file: &str) -> BTreeMap<String, Vec<Case>> {
     by_drafter
 }
 
-fn gguf(name: &str) -> GgufFile {
+pub(crate) fn gguf(name: &str) -> GgufFile {
     GgufFile::from_bytes(&models::with_drafters(name)).unwrap()
 }
 
@@ -59,19 +59,19 @@ pub(crate) fn drafter(name: &str) -> DraftFile {
     DraftFile::from_gguf(gguf(name), &ModelOptions::default()).unwrap()
 }
 
-fn options(device: Device) -> EngineOptions {
+pub(crate) fn options(device: Device) -> EngineOptions {
     let (n_ctx, n_ubatch) = (Some(128), Some(8));
     EngineOptions { device, n_ctx, n_ubatch, n_seq: 3, cache_type: CacheType::F32, exact: true, ..Default::default() }
 }
 
 /// A target with a drafter.
-struct Pair {
-    target: Box<dyn BackendPass>,
-    drafter: Box<dyn Drafter>,
+pub(crate) struct Pair {
+    pub(crate) target: Box<dyn BackendPass>,
+    pub(crate) drafter: Box<dyn Drafter>,
 }
 
 /// The drafts of each request, and their logits.
-type Drafted = (Vec<Vec<u32>>, Vec<Vec<Vec<f32>>>);
+pub(crate) type Drafted = (Vec<Vec<u32>>, Vec<Vec<Vec<f32>>>);
 
 impl Pair {
     fn new(model: &Model, draft: &DraftFile, mut target: Box<dyn BackendPass>, options: &EngineOptions) -> Self {
@@ -79,14 +79,14 @@ impl Pair {
         Self { target, drafter }
     }
 
-    fn on_the_cpu(model: &Model, draft: &DraftFile) -> Self {
+    pub(crate) fn on_the_cpu(model: &Model, draft: &DraftFile) -> Self {
         let options = options(Device::Cpu);
         Self::new(model, draft, model.backend(&options).unwrap(), &options)
     }
 
     /// Evaluates `tokens`, which may be of several sequences, with the target in batches of at most `n`, and lets the drafter observe
     /// each batch.
-    fn evaluate(&mut self, tokens: &[BatchToken], n: usize) {
+    pub(crate) fn evaluate(&mut self, tokens: &[BatchToken], n: usize) {
         let before = self.drafter.reads_hidden().to_vec();
         for batch in tokens.chunks(n) {
             let request = HiddenRequest { before: &before, tokens: TracedTokens::All };
@@ -104,13 +104,13 @@ impl Pair {
     }
 
     /// Evaluates the tokens of `ids` from position `first` on but the last one, in sequence `seq`.
-    fn evaluate_from(&mut self, seq: usize, first: usize, ids: &[u32], n: usize) {
+    pub(crate) fn evaluate_from(&mut self, seq: usize, first: usize, ids: &[u32], n: usize) {
         let evaluated = ids[..ids.len() - 1].iter().enumerate().skip(first);
         let tokens: Vec<_> = evaluated.map(|(pos, &id)| BatchToken { id, seq, pos, output: false }).collect();
         self.evaluate(&tokens, n);
     }
 
-    fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Drafted {
+    pub(crate) fn propose(&mut self, requests: &[DraftRequest<'_>]) -> Drafted {
         let mut logits = vec![Vec::new(); requests.len()];
         let mut keep = |request: usize, draft: usize, row: &[f32]| {
             assert_eq!(logits[request].len(), draft);
@@ -124,7 +124,7 @@ impl Pair {
         (drafts, logits)
     }
 
-    fn propose_one(&mut self, seq: usize, ids: &[u32], n: usize) -> Drafted {
+    pub(crate) fn propose_one(&mut self, seq: usize, ids: &[u32], n: usize) -> Drafted {
         self.propose(&[DraftRequest { seq, ids, prediction: &[], n }])
     }
 }
@@ -144,11 +144,11 @@ fn nmse(got: &[f32], want: &[Option<f32>]) -> f64 {
     error / sum
 }
 
-fn request(seq: usize, case: &Case) -> DraftRequest<'_> {
+pub(crate) fn request(seq: usize, case: &Case) -> DraftRequest<'_> {
     DraftRequest { seq, ids: &case.tokens, prediction: &[], n: case.drafts.len() }
 }
 
-fn check_case(case: &Case, drafts: &[u32], logits: &[Vec<f32>]) {
+pub(crate) fn check_case(case: &Case, drafts: &[u32], logits: &[Vec<f32>]) {
     let (name, n) = (&case.drafter, case.tokens.len());
     assert_eq!(drafts, case.drafts, "{name}, {n} tokens");
     for (i, (got, want)) in logits.iter().zip(&case.logits).enumerate() {
@@ -158,7 +158,7 @@ fn check_case(case: &Case, drafts: &[u32], logits: &[Vec<f32>]) {
 }
 
 /// All cases of a file of reference data: one after the other, and together with other chunks.
-fn check(file: &str, set_up: impl Fn(&Model, &DraftFile) -> Pair) {
+pub(crate) fn check(file: &str, set_up: impl Fn(&Model, &DraftFile) -> Pair) {
     for (name, cases) in cases(file) {
         let (model, draft) = (target(&cases[0].target), drafter(&name));
         let mut pair = set_up(&model, &draft);
@@ -186,7 +186,7 @@ fn check(file: &str, set_up: impl Fn(&Model, &DraftFile) -> Pair) {
 
 /// [`check`] through wgpu.
 #[cfg(feature = "wgpu")]
-fn check_through_wgpu(file: &str) {
+pub(crate) fn check_through_wgpu(file: &str) {
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
     check(file, |model, draft| {
         let options = options(Device::Wgpu);
@@ -199,7 +199,7 @@ fn check_through_wgpu(file: &str) {
 
 /// [`check`] through CUDA.
 #[cfg(feature = "cuda")]
-fn check_through_cuda(file: &str) {
+pub(crate) fn check_through_cuda(file: &str) {
     if crate::cuda::has_cuda() {
         check(file, |model, draft| {
             let options = options(Device::Cuda(0));
@@ -226,7 +226,7 @@ fn eagle3_gives_llama_cpps_drafts_through_cuda() {
 }
 
 /// The drafts after `ids` of a drafter that has seen nothing else.
-fn fresh(model: &Model, draft: &DraftFile, ids: &[u32]) -> Drafted {
+pub(crate) fn fresh(model: &Model, draft: &DraftFile, ids: &[u32]) -> Drafted {
     let mut pair = Pair::on_the_cpu(model, draft);
     pair.evaluate_from(0, 0, ids, usize::MAX);
     pair.propose_one(0, ids, 3)
@@ -313,7 +313,7 @@ fn sequences_may_be_cut_back_replaced_or_observed_in_part() {
 }
 
 /// A copy of a file with its metadata and tensors changed by `change`: name, shape, type, bytes.
-fn changed(
+pub(crate) fn changed(
     name: &str,
     change: impl FnOnce(&mut metal_attention::gguf::Metadata, &mut Vec<(TensorDecl, Vec<u8>)>),
 ) -> Result<DraftFile, Error> {

@@ -257,7 +257,9 @@ fn drafts_of_prediction_heads_do_not_change_texts() {
 /// With drafters of their own files that read hidden rows.
 #[test]
 fn drafts_of_drafters_that_read_hidden_rows_do_not_change_texts() {
-    for (target, names) in [("eagle3.gguf", ["eagle3-drafter.gguf", "eagle3-own-drafter.gguf"])] {
+    let eagle3 = &["eagle3-drafter.gguf", "eagle3-own-drafter.gguf"][..];
+    let dflash = &["dflash-drafter.gguf", "dflash-2-drafter.gguf", "dspark-drafter.gguf"][..];
+    for (target, names) in [("eagle3.gguf", eagle3), ("dflash.gguf", dflash)] {
         let model = crate::drafters::target(target);
         let tasks = tasks(520, model.spec().n_vocab);
         let texts = plain_texts(&model, &tasks);
