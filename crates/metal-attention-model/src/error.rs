@@ -326,12 +326,6 @@ pub enum ModelError {
         /// The expected shape.
         expected: [usize; 2],
     },
-    /// A drafter has a tensor that nothing reads.
-    #[error("the drafter has the tensor {name}, which no known kind of drafter reads: use a drafter of another kind")]
-    UnknownTensor {
-        /// The tensor's name.
-        name: String,
-    },
     /// The shape of a tensor contradicts the metadata.
     #[error("the tensor {name} has shape {found:?}, but the metadata asks for {expected:?} (row length first)")]
     TensorShape {

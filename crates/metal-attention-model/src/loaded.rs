@@ -87,6 +87,7 @@ impl LoadedModel {
             per_layer: None,
             streams: None,
             state: None,
+            assistant: None,
             layers: Vec::new(),
             output_norm: None,
             output: Some(output),

@@ -27,11 +27,11 @@ pub(crate) fn read_dflash(k: &MetadataReader<'_>, target: &ModelSpec) -> Result<
     }
     let mut model = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     if model.n_vocab != target.n_vocab {
-        return Err(other_target(k, "vocab_size", model.n_vocab, target.n_vocab));
+        return Err(other_target(k, "vocab_size", model.n_vocab, &target.n_vocab));
     }
     let has_ends = ["token_embd.weight", "output.weight"].iter().all(|name| k.has_tensor(name, false));
     if !has_ends && model.n_embd != target.n_embd {
-        return Err(other_target(k, "embedding_length", model.n_embd, target.n_embd));
+        return Err(other_target(k, "embedding_length", model.n_embd, &target.n_embd));
     }
     let norm = k.norm(NormKind::Rms)?;
     model.norm_heads(norm.eps);
@@ -75,7 +75,7 @@ pub(crate) fn read_dflash(k: &MetadataReader<'_>, target: &ModelSpec) -> Result<
         "it is a list of layers of the model beside the drafter",
     )?;
     if let Some(&layer) = target_layers.iter().find(|&&layer| layer > target.n_layer()) {
-        return Err(other_target(k, "target_layers", layer, format!("{} layers", target.n_layer())));
+        return Err(other_target(k, "target_layers", layer, &format!("{} layers", target.n_layer())));
     }
     let block_size = k.positive("block_size")?;
     k.check("block_size", block_size, (2..=MAX_BLOCK).contains(&block_size), "must be 2 to 1024")?;

@@ -71,6 +71,7 @@ impl<E: Executor> Session<E> {
                 inputs: None,
                 states: Some(states.into()),
                 is_of_assistant: true,
+                context: None,
             };
             let before = [n_layer + 2];
             let mut keep = |_layer: usize, rows: &[f32]| drafts.states.extend_from_slice(rows);

@@ -1,6 +1,8 @@
 //! Block drafters (DFlash, DFlash-2, DSpark): their drafts and logits are llama.cpp's on each backend, also of several sequences at once,
 //! with prompts in other chunks, and after drafts were taken or refused.
 
+use std::cell::RefCell;
+
 use metal_attention::gguf::TensorDecl;
 use metal_attention::speculation::{DraftFile, DraftRequest};
 use metal_attention::{BatchToken, Device, Error, Model, ModelOptions};
@@ -146,8 +148,13 @@ fn options_of_block_drafters_change_their_drafts() {
 #[test]
 fn block_drafters_of_other_targets_and_damaged_ones_are_refused() {
     let (model, options) = (target("dflash.gguf"), options(Device::Cpu));
-    let pass = model.backend(&options).unwrap();
-    let refused = |draft: Result<DraftFile, Error>| match draft.unwrap().drafter(&model, &*pass, &options, None) {
+    let pass = RefCell::new(model.backend(&options).unwrap());
+    let refused = |draft: Result<DraftFile, Error>| match draft.unwrap().drafter(
+        &model,
+        &mut **pass.borrow_mut(),
+        &options,
+        None,
+    ) {
         Err(Error::Model(error)) => error,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("it is not refused"),
