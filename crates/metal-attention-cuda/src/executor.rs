@@ -372,7 +372,9 @@ impl CudaExecutor {
             let has_streams = self.runner.weights.embedding.streams.is_some();
             let is_traced_at_end = traced.iter().all(|&layer| layer == normed || layer == last && !has_streams);
             let is_small = tokens.len() <= self.runner.max_few_tokens;
-            let may_be_graph = is_small && spans.is_none() && step.states.is_none() && is_traced_at_end;
+            let states_are_uploaded = self.runner.upload_states(step.states.as_deref().unwrap_or_default())?;
+            let is_plain = spans.is_none() && states_are_uploaded && !self.spec.takes_context;
+            let may_be_graph = is_small && is_plain && is_traced_at_end;
             // A step that chooses ids gets a step number, under which `read_results` reads them.
             self.with_step_number(size, |this| {
                 if may_be_graph {

@@ -2,7 +2,7 @@
 //!
 //! Called by [`CudaExecutor`](crate::CudaExecutor), which has uploaded the micro-batch before: its tokens, its page tables,
 //! the rows that need output and, in prefill, its query tiles. Everything here only appends launches to the device's stream, and uploads
-//! of the rows of spans and of states; nothing is awaited. So a run without these can be recorded as a CUDA graph.
+//! of the rows of spans and of an assistant's states; nothing is awaited. So a run without these can be recorded as a CUDA graph.
 //!
 //! The residual stream `x` (F32 `[n_tokens, n_embd]`) and all other intermediate results lie in [`Activations`]. The files of
 //! `parts/` add the launches of one kind of part each to `impl ModelRunner`; the files below have what parts share, and the order
@@ -116,7 +116,8 @@ pub(crate) struct MicroBatch<'a> {
     /// The spans of embedding rows; `None`: all inputs are token ids, and all layers read the tokens that were uploaded for the
     /// micro-batch.
     pub(crate) spans: Option<&'a SpanInputs>,
-    /// The state of each token that a prediction head reads, `[n_tokens, n_embd]`; empty for other models.
+    /// The state of each token of an assistant, `[n_tokens, target_width]`; those of other drafters are uploaded before
+    /// ([`upload_states`](ModelRunner::upload_states)).
     pub(crate) states: &'a [f32],
     /// The context rows of a block drafter in the place of all tokens, `[n_tokens, n_embd]`; `None` in all other steps.
     pub(crate) context: Option<&'a [f32]>,

@@ -180,12 +180,25 @@ impl ModelRunner {
         Ok(true)
     }
 
+    /// Uploads the states of the micro-batch that is launched next, to where [`read_states`](Self::read_states) reads them: to `result` as rows of
+    /// spans, which no kernel in flight needs later, or to the first scratch rows. Returns whether its launches can be recorded as a CUDA graph: an
+    /// assistant uploads between them.
+    pub(crate) fn upload_states(&self, states: &[f32]) -> Result<bool, CudaError> {
+        let states = bytemuck::cast_slice(states);
+        match &self.weights.embedding.state {
+            Some(CudaStateInput::Joined { .. } | CudaStateInput::Attended { .. }) => {
+                self.buffers.result.write(0, states)?
+            }
+            Some(CudaStateInput::Projected { norm: _, fc: _ }) => self.buffers.rows.write(0, states)?,
+            None => return Ok(self.weights.embedding.assistant.is_none()),
+        }
+        Ok(true)
+    }
+
     /// Launches what reads the states: `x` as [`StateInput`](metal_attention_model::StateInput) says, and in the first scratch rows
     /// what attention reads beside each other ([`states_input`](Self::states_input)).
     fn read_states(&mut self, batch: MicroBatch<'_>, w: &CudaStateInput) -> Result<(), CudaError> {
         let (n, n_embd, x) = (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.slice());
-        let width = batch.spec.state_width();
-        debug_assert_eq!(batch.states.len(), n * width, "a session checks that each token has a state");
         match w {
             CudaStateInput::Joined { embedding_norm, state_norm, proj } => {
                 self.norm_pairs(batch, embedding_norm, state_norm)?;
@@ -198,16 +211,15 @@ impl ModelRunner {
                 self.norm(NormArgs { out: x.ptr(), ..norm_args(norm, self.buffers.result.slice(), n_embd) }, n)
             }
             CudaStateInput::Projected { norm, fc } => {
+                let width = batch.spec.state_width();
                 let [rows] = self.scratch_rows(batch, [width]);
-                self.buffers.rows.write(0, bytemuck::cast_slice(batch.states))?;
                 let input = self.rows_input(batch, rows, width, norm.as_ref())?;
                 self.store_all(batch, "state", [fc], input, x)
             }
         }
     }
 
-    /// Launches `[embedding_norm(x) | state_norm(state)]` to the first scratch rows, `[n_tokens, 2 * n_embd]`. The states are uploaded
-    /// to `result`, as rows of spans are.
+    /// Launches `[embedding_norm(x) | state_norm(state)]` to the first scratch rows, `[n_tokens, 2 * n_embd]`.
     fn norm_pairs(
         &mut self,
         batch: MicroBatch<'_>,
@@ -215,7 +227,6 @@ impl ModelRunner {
         state_norm: &CudaNorm,
     ) -> Result<(), CudaError> {
         let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
-        self.buffers.result.write(0, bytemuck::cast_slice(batch.states))?;
         let [joined] = self.scratch_rows(batch, [2 * n_embd]);
         let (x, states, h) = (self.buffers.x.slice(), self.buffers.result.slice(), self.buffers.h.slice());
         for (norm, rows, at) in [(embedding_norm, x, 0), (state_norm, states, n_embd)] {
