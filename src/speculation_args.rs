@@ -18,7 +18,7 @@ pub struct SpeculationArgs {
     #[arg(long, value_name = "DRAFTER", default_value = "auto")]
     spec: DrafterKind,
 
-    /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3, Gemma 4's assistant)
+    /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3, DFlash, Gemma 4's assistant)
     #[arg(long, alias = "draft", value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     model_draft: Option<PathBuf>,
 

@@ -36,7 +36,7 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3, Gemma 4's
+    /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3, DFlash, Gemma 4's
     /// assistant). A smaller model may have another vocabulary; tokens then correspond by their texts. Logits of tokens that it lacks are -inf
     #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     draft: Option<PathBuf>,

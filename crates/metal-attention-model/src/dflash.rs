@@ -46,7 +46,7 @@ pub enum BlockChoice {
         /// Candidates: the tokens with the highest logits.
         top_k: usize,
     },
-    /// The likeliest by `logits + w2 w1[p]`, where `p` is the token before it (`DSpark`).
+    /// The likeliest by `logits + w2 w1[p]`, where `p` is the token before it (DSpark).
     Markov {
         /// Width of `w1[p]`.
         rank: usize,
@@ -108,9 +108,9 @@ pub enum BlockChoiceWeights {
     /// There are none.
     Likeliest,
     /// Those of [`BlockChoice::Selector`].
-    Selector(SelectorWeights),
+    Selector(Box<SelectorWeights>),
     /// Those of [`BlockChoice::Markov`]: a model without layers, whose logits behind token `p` are `w2 w1[p]`.
-    Markov(LoadedModel),
+    Markov(Box<LoadedModel>),
 }
 
 /// The weights of a [`BlockChoice::Selector`].
@@ -136,19 +136,18 @@ impl LoadedDflash {
         check_tensors(file, &spec)?;
         let mut source = FileSource { file, first: None, head_apart: false };
         let (n_embd, n_vocab) = (spec.model.n_embd, spec.model.n_vocab);
-        let mut matrix =
-            |name: &str, shape: MatrixShape| Ok::<_, ModelError>(source.required(name, shape, Presence::None)?);
+        let mut matrix = |name: &str, shape: MatrixShape| source.required(name, shape, Presence::None);
         let choice = match spec.choice {
             BlockChoice::Likeliest => BlockChoiceWeights::Likeliest,
-            BlockChoice::Selector { rank, top_k } => BlockChoiceWeights::Selector(SelectorWeights {
+            BlockChoice::Selector { rank, top_k } => BlockChoiceWeights::Selector(Box::new(SelectorWeights {
                 top_k,
                 hidden: matrix("selector_hidden", [n_embd, rank])?.weight,
                 predecessor: matrix("selector_predecessor", [rank, n_vocab])?.weight,
                 successor: matrix("selector_successor", [rank, n_vocab])?.weight,
-            }),
+            })),
             BlockChoice::Markov { rank } => {
                 let tables = [matrix("markov_w1", [rank, n_vocab])?, matrix("markov_w2", [rank, n_vocab])?];
-                BlockChoiceWeights::Markov(LoadedModel::bigrams(&spec.model, rank, tables))
+                BlockChoiceWeights::Markov(Box::new(LoadedModel::bigrams(&spec.model, rank, tables)))
             }
         };
         let model = LoadedModel::of_drafter(file, spec.model.clone(), target)?;
@@ -168,7 +167,11 @@ fn check_tensors(file: &GgufFile, spec: &DflashSpec) -> Result<(), ModelError> {
     ];
     let known = [spec.model.tensors(), spec.projection.tensors()].concat();
     let is_known = |name: &str| OTHERS.contains(&name) || known.iter().any(|tensor| tensor.name == name);
-    match file.tensors().iter().find(|tensor| !is_known(tensor.name()) && !tensor.name().ends_with(".scale")) {
+    match file
+        .tensors()
+        .iter()
+        .find(|tensor| !is_known(tensor.name()) && tensor.name().strip_suffix(".scale").is_none())
+    {
         Some(tensor) => Err(ModelError::UnknownTensor { name: tensor.name().to_owned() }),
         None => Ok(()),
     }

@@ -409,23 +409,17 @@ impl<'a> MetadataReader<'a> {
         self.check("vocab_size", n_vocab, plausible, "the vocabulary must have tokens").map(|()| n_vocab)
     }
 
-    /// A special token of the vocabulary, by its key without `tokenizer.ggml.`; `None` if the key is missing.
-    pub(crate) fn special_token(&self, key: &str) -> Result<Option<u32>, ModelError> {
-        Ok(self.metadata.u32(&format!("tokenizer.ggml.{key}"))?)
-    }
-
-    /// The error for a missing [`special_token`](Self::special_token).
-    pub(crate) fn missing_special_token(&self, key: &str) -> ModelError {
-        ModelError::MissingKey { key: format!("tokenizer.ggml.{key}") }
-    }
-
-    /// An error for a [`special_token`](Self::special_token) unless `ok`.
-    pub(crate) fn check_special_token(&self, key: &str, id: u32, ok: bool, why: &str) -> Result<(), ModelError> {
-        if ok {
-            return Ok(());
+    /// A special token of a vocabulary of `n_vocab` tokens, by its key without `tokenizer.ggml.`, which must be there.
+    pub(crate) fn special_token(&self, key: &str, n_vocab: usize) -> Result<u32, ModelError> {
+        let key = format!("tokenizer.ggml.{key}");
+        match self.metadata.u32(&key)? {
+            None => Err(ModelError::MissingKey { key }),
+            Some(id) if (id as usize) < n_vocab => Ok(id),
+            Some(id) => {
+                let why = "must be a token of the vocabulary".to_owned();
+                Err(ModelError::InvalidValue { key, value: id.to_string(), why })
+            }
         }
-        let (key, value) = (format!("tokenizer.ggml.{key}"), id.to_string());
-        Err(ModelError::InvalidValue { key, value, why: why.to_owned() })
     }
 
     /// Rows of the table of token types.

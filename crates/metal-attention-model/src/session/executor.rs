@@ -70,13 +70,12 @@ impl Step {
             Some(Mask::Window(window) | Mask::Chunk(window)) => window < longest,
             Some(Mask::Causal | Mask::Full | Mask::SymmetricWindow(_)) | None => false,
         };
-        match spec.layers.iter().any(is_shorter) {
-            true => Err(ForwardError::BadBlock {
-                why: "a block is longer than a layer's sliding window, which this device does not support: request fewer drafts, or \
-                      use the CPU",
-            }),
-            false => Ok(()),
+        if spec.layers.iter().any(is_shorter) {
+            let why = "a block is longer than a layer's sliding window, which this device does not support: request fewer drafts, or \
+                       use the CPU";
+            return Err(ForwardError::BadBlock { why });
         }
+        Ok(())
     }
 
     /// Number of output tokens.

@@ -1,4 +1,4 @@
-//! [`DflashDrafter`]: drafts of a block drafter (DFlash, DFlash-2, `DSpark`) in a file beside the model's.
+//! [`DflashDrafter`]: drafts of a block drafter (DFlash, DFlash-2, DSpark) in a file beside the model's.
 //!
 //! A block drafter is a model of a few layers that keeps keys and values of the target's hidden rows: its *context*, one row for each
 //! token that the target has evaluated. A proposal is one step of it: the last token of the text and mask tokens are a *block*, which

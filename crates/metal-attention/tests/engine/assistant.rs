@@ -351,7 +351,7 @@ fn an_assistant_is_for_its_own_target() {
     assert!(refused.to_string().contains("supported are: gemma4-assistant"), "{refused}");
     // Alone it is no model.
     let alone = Model::from_gguf(file, &ModelOptions::default()).err().unwrap();
-    assert!(alone.to_string().contains("the model that it drafts for"), "{alone}");
+    assert!(alone.to_string().contains("which is no model by itself"), "{alone}");
 }
 
 #[test]
