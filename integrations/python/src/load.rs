@@ -64,7 +64,8 @@ pub struct LoadedModel {
 impl LoadOptions {
     /// Opens the model and starts its scheduler. Takes long: call it with Python detached.
     pub fn load(self) -> PyResult<(LoadedModel, Scheduler)> {
-        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, speculation, draft_model, download } = self;
+        let Self { model, mmproj, picture_tokens, in_memory, engine, n_parallel, speculation, draft_model, download } =
+            self;
         let watch = engine.watch.clone();
         let model = match model {
             None => Model::built_in(),
