@@ -89,6 +89,7 @@ impl CacheGroups {
     /// The groups of an assistant that reads the KV cache of these groups' model, its target: the same groups and pages. For each
     /// of its layers [`of_layer`](Self::of_layer) is the group of the target's layer that it reads, and
     /// [`memory_of_layer`](Self::memory_of_layer) that layer of the target.
+    #[must_use]
     pub fn of_assistant(&self, assistant: &ModelSpec) -> Self {
         let read: Vec<_> = assistant.layers.iter().map(|layer| layer.mixer.target_layer()).collect();
         Self {

@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 
-use metal_attention_gguf::{Array, GgufFile, Metadata, Value};
+use metal_attention_gguf::{Array, GgufFile, Metadata, Tensor, Value};
 
 use crate::{ModelError, Norm, NormKind, Pooling, Rope, RopeFactors, RopeLayout, RopeScaling, RopeSections};
 
@@ -59,7 +59,7 @@ impl<'a> MetadataReader<'a> {
 
     /// The names of all tensors; none if only the metadata are known.
     pub(crate) fn tensor_names(&self) -> impl Iterator<Item = &'a str> {
-        self.file.into_iter().flat_map(|file| file.tensors()).map(|tensor| tensor.name())
+        self.file.into_iter().flat_map(GgufFile::tensors).map(Tensor::name)
     }
 
     /// Rows of a matrix in the file; `None` without a file or the tensor.

@@ -187,7 +187,7 @@ impl ModelRunner {
         let states = bytemuck::cast_slice(states);
         match &self.weights.embedding.state {
             Some(CudaStateInput::Joined { .. } | CudaStateInput::Attended { .. }) => {
-                self.buffers.result.write(0, states)?
+                self.buffers.result.write(0, states)?;
             }
             Some(CudaStateInput::Projected { norm: _, fc: _ }) => self.buffers.rows.write(0, states)?,
             None => return Ok(self.weights.embedding.assistant.is_none()),

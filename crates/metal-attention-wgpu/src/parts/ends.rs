@@ -195,7 +195,7 @@ impl PlanBuilder<'_> {
         let scale = self.weights.ends.embedding_scale;
         for (rows, at, scale) in [(&scratch.target_rows, 0, scale), (&scratch.states, width, 1.0)] {
             let columns = Some(NormColumns { at, y_width: 2 * width });
-            let shape = NormShape { columns, scale, ..NormShape::of_row(width) };
+            let shape = NormShape { scale, columns, ..NormShape::of_row(width) };
             dispatches.push(kernels::norm(self.gpu, shape, Some(rows), None, &scratch.joined, self.batch)?);
         }
         let product = LinearProduct::new(&w.pre_projection, MatvecOutput::Store, &scratch.joined, &scratch.x);
