@@ -36,7 +36,7 @@ enum Choice {
     /// The likeliest of each place.
     Likeliest,
     /// By a selector among the likeliest of each place.
-    Selector(BlockSelector),
+    Selector(Box<BlockSelector>),
     /// By the sum of a place's logits and those of a model of bigrams behind the token before it.
     Markov(Box<dyn ForwardPass>),
 }
@@ -63,7 +63,7 @@ impl DflashDrafter {
         let projection = StateProjection::beside(&loaded.projection, &loaded.spec.target_layers, target, options)?;
         let choice = match &loaded.choice {
             BlockChoiceWeights::Likeliest => Choice::Likeliest,
-            BlockChoiceWeights::Selector(weights) => Choice::Selector(BlockSelector::new(weights)),
+            BlockChoiceWeights::Selector(weights) => Choice::Selector(Box::new(BlockSelector::new(weights))),
             BlockChoiceWeights::Markov(bigrams) => Choice::Markov(target.beside(bigrams, options)?),
         };
         let block: Box<dyn ForwardPass> = target.beside(&loaded.model, options)?;
