@@ -105,6 +105,7 @@ shaders![
     "attention_gate.wgsl",
     "attention_inputs.wgsl",
     "batch.wgsl",
+    "block_conv.wgsl",
     "buffer_copy.wgsl",
     "channel_gate.wgsl",
     "decode_attention.wgsl",
