@@ -108,7 +108,7 @@ fn what_does_not_fit_the_target_is_refused() {
     };
     refused("embedding_length_out", 35);
     refused("vocab_size", 321);
-    refused("attention.key_length_swa", 8);
+    refused("attention.key_length_swa", 20);
     refused("attention.shared_kv_layers", 2);
     refused("nextn_predict_layers", 1);
     refused("embedding_length_per_layer_input", 8);
