@@ -102,22 +102,6 @@ fn can_shard_attention(w: &AttentionWeights, n_ranks: usize) -> bool {
     by_head && (0..n_ranks).all(at_blocks)
 }
 
-/// The attention of a mixer whose kind ranks can divide; no other kind is sharded.
-fn shardable_attention<P: Parts>(mixer: &Mixer<P>) -> Option<&P::Attention> {
-    match mixer {
-        Mixer::Attention(attention) => Some(attention),
-        Mixer::LatentAttention(_)
-        | Mixer::ShortConv(_)
-        | Mixer::Mamba(_)
-        | Mixer::Mamba2(_)
-        | Mixer::AttentionAndMamba2(_)
-        | Mixer::DeltaRule(_)
-        | Mixer::Rwkv6(_)
-        | Mixer::Rwkv7(_)
-        | Mixer::None => None,
-    }
-}
-
 /// Whether a feed-forward can be sharded by its inner width.
 fn can_shard_feed_forward(feed_forward: &FeedForward<Loaded>, n_ranks: usize) -> bool {
     let dense =
@@ -141,7 +125,7 @@ impl ShardingPlan {
         if n_ranks > MAX_RANKS {
             return Err(CudaError::TooManyRanks { n_ranks, max: MAX_RANKS });
         }
-        let mut attentions = weights.layers.iter().filter_map(|layer| shardable_attention(&layer.mixer));
+        let mut attentions = weights.layers.iter().filter_map(|layer| layer.mixer.attention_alone());
         let has_attention = attentions.clone().next().is_some();
         // All layers or none, since a layer may read another one's keys and values.
         let attention = attentions.all(|w| can_shard_attention(w, n_ranks));
@@ -168,7 +152,7 @@ impl ShardingPlan {
 
     /// Whether a mixer of that kind is sharded.
     pub(crate) fn shards_mixer<P: Parts>(&self, mixer: &Mixer<P>) -> bool {
-        self.attention && shardable_attention(mixer).is_some()
+        self.attention && mixer.attention_alone().is_some()
     }
 }
 

@@ -262,16 +262,13 @@ impl TensorParallelExecutor {
         let steps_per_launch = passes.iter().map(|pass| pass.steps_per_launch(0)).min().unwrap_or(0);
         let mailboxes: Vec<_> = passes.iter().filter_map(|pass| pass.runner.exchange.as_ref()).collect();
         let mailboxes: Vec<_> = mailboxes.into_iter().map(Exchange::mailbox).collect();
-        let mut memory = MemoryUse { weights: 0, kv_cache: 0, scratch: 0 };
+        let mut memory = MemoryUse::default();
         for pass in &mut passes {
             pass.limit_steps_per_launch(steps_per_launch);
             if let Some(exchange) = &mut pass.runner.exchange {
                 exchange.connect(&mailboxes);
             }
-            let of_rank = pass.memory_use(0);
-            memory.weights += of_rank.weights;
-            memory.kv_cache += of_rank.kv_cache;
-            memory.scratch += of_rank.scratch;
+            memory += pass.memory_use(0);
             // Mailboxes have to be zero before another rank writes to them.
             pass.gpu().wait()?;
         }

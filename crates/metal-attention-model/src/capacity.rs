@@ -1,5 +1,7 @@
 //! The capacity of a forward pass, and the memory that it takes.
 
+use std::ops::AddAssign;
+
 use crate::{MAX_SEQUENCES, ModelSpec, PAGE};
 
 /// Default maximum of tokens in a micro-batch, for devices without their own.
@@ -88,6 +90,14 @@ impl MemoryUse {
     /// The sum.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.kv_cache).saturating_add(self.scratch)
+    }
+}
+
+impl AddAssign for MemoryUse {
+    fn add_assign(&mut self, other: Self) {
+        self.weights += other.weights;
+        self.kv_cache += other.kv_cache;
+        self.scratch += other.scratch;
     }
 }
 

@@ -293,6 +293,22 @@ impl<P: Parts> Layer<P> {
 }
 
 impl<P: Parts> Mixer<P> {
+    /// Its softmax attention, if it is nothing else.
+    pub fn attention_alone(&self) -> Option<&P::Attention> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::LatentAttention(_)
+            | Self::ShortConv(_)
+            | Self::Mamba(_)
+            | Self::Mamba2(_)
+            | Self::AttentionAndMamba2(_)
+            | Self::DeltaRule(_)
+            | Self::Rwkv6(_)
+            | Self::Rwkv7(_)
+            | Self::None => None,
+        }
+    }
+
     /// This mixer in the next stage.
     fn prepare<'a, C: Prepare<'a, P>>(&'a self, c: &mut C) -> Result<Mixer<C::To>, C::Error> {
         Ok(match self {

@@ -137,21 +137,9 @@ impl<'w, E: CacheElement> LayerOps<'w, CpuParts> for LayerRun<'_, '_, '_, E> {
     /// Of the other mixers nothing is known without the rows before.
     fn store_context(&mut self, layer: &'w Layer<CpuParts>) -> Result<(), NoRowsLeft> {
         self.run.normalize_x_to_normed(None);
-        match &layer.mixer {
-            Mixer::Attention(w) => {
-                self.run.project_and_cache(self.i, w, self.cache.expect(CACHE), self.tokens);
-                Ok(())
-            }
-            Mixer::LatentAttention(_)
-            | Mixer::AttentionAndMamba2(_)
-            | Mixer::ShortConv(_)
-            | Mixer::Mamba(_)
-            | Mixer::Mamba2(_)
-            | Mixer::DeltaRule(_)
-            | Mixer::Rwkv6(_)
-            | Mixer::Rwkv7(_)
-            | Mixer::None => unreachable!("block drafters have attention in each layer"),
-        }
+        let attention = layer.mixer.attention_alone().expect("block drafters have attention in each layer");
+        self.run.project_and_cache(self.i, attention, self.cache.expect(CACHE), self.tokens);
+        Ok(())
     }
 
     fn laurel(&mut self, layer: &'w Layer<CpuParts>, (): ()) -> Result<(), NoRowsLeft> {

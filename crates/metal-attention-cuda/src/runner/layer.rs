@@ -111,18 +111,10 @@ impl<'w> LayerOps<'w, CudaParts> for LayerRun<'_, '_> {
     }
 
     fn store_context(&mut self, layer: &'w CudaLayer) -> Result<(), CudaError> {
-        match &layer.mixer {
-            Mixer::Attention(w) => self.runner.store_context(self.batch, self.i, w),
-            Mixer::LatentAttention(_)
-            | Mixer::ShortConv(_)
-            | Mixer::Mamba(_)
-            | Mixer::Mamba2(_)
-            | Mixer::AttentionAndMamba2(_)
-            | Mixer::DeltaRule(_)
-            | Mixer::Rwkv6(_)
-            | Mixer::Rwkv7(_)
-            | Mixer::None => Err(CudaError::UnsupportedPart { part: "context rows of other mixers than attention" }),
-        }
+        let attention = layer.mixer.attention_alone();
+        let attention =
+            attention.ok_or(CudaError::UnsupportedPart { part: "context rows of other mixers than attention" })?;
+        self.runner.store_context(self.batch, self.i, attention)
     }
 
     fn laurel(&mut self, layer: &'w CudaLayer, input: BranchInput<'w>) -> Result<(), CudaError> {

@@ -113,18 +113,10 @@ impl<'a> LayerOps<'a, WgpuParts> for LayerPlan<'_, 'a> {
     }
 
     fn store_context(&mut self, layer: &'a Layer<WgpuParts>) -> Result<(), WgpuError> {
-        match &layer.mixer {
-            Mixer::Attention(part) => self.plan.store_context(&mut self.dispatches, self.i, part),
-            Mixer::LatentAttention(_)
-            | Mixer::ShortConv(_)
-            | Mixer::Mamba(_)
-            | Mixer::Mamba2(_)
-            | Mixer::AttentionAndMamba2(_)
-            | Mixer::DeltaRule(_)
-            | Mixer::Rwkv6(_)
-            | Mixer::Rwkv7(_)
-            | Mixer::None => Err(WgpuError::UnsupportedPart { part: "context rows of other mixers than attention" }),
-        }
+        let attention = layer.mixer.attention_alone();
+        let attention =
+            attention.ok_or(WgpuError::UnsupportedPart { part: "context rows of other mixers than attention" })?;
+        self.plan.store_context(&mut self.dispatches, self.i, attention)
     }
 
     fn laurel(&mut self, layer: &'a Layer<WgpuParts>, input: BranchInput<'a>) -> Result<(), WgpuError> {

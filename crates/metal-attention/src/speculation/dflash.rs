@@ -317,18 +317,15 @@ impl Drafter for DflashDrafter {
     }
 
     fn memory_use(&self) -> MemoryUse {
-        let (block, projection) = (self.block.memory_use(), self.projection.memory_use());
-        let choice = match &self.choice {
-            Choice::Likeliest => MemoryUse::default(),
-            Choice::Selector(selector) => MemoryUse { weights: selector.bytes() as u64, ..MemoryUse::default() },
-            Choice::Markov(bigrams) => bigrams.memory_use(),
-        };
-        let of_sequences: usize = self.sequences.iter().map(HeadSequence::bytes).sum();
-        MemoryUse {
-            weights: block.weights + projection.weights + choice.weights,
-            kv_cache: block.kv_cache + projection.kv_cache + choice.kv_cache,
-            scratch: block.scratch + projection.scratch + choice.scratch + of_sequences as u64,
+        let mut sum = self.block.memory_use();
+        sum += self.projection.memory_use();
+        match &self.choice {
+            Choice::Likeliest => {}
+            Choice::Selector(selector) => sum.weights += selector.bytes() as u64,
+            Choice::Markov(bigrams) => sum += bigrams.memory_use(),
         }
+        sum.scratch += self.sequences.iter().map(HeadSequence::bytes).sum::<usize>() as u64;
+        sum
     }
 }
 

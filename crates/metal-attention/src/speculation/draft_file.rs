@@ -43,14 +43,6 @@ pub enum DraftFileError {
         /// What was requested.
         kind: DrafterKind,
     },
-    /// Drafters of this kind are known, and not implemented.
-    #[error(
-        "drafters of the architecture {architecture:?} are not implemented yet: use a smaller model of the same family"
-    )]
-    NotImplemented {
-        /// The name in the file.
-        architecture: &'static str,
-    },
     /// A device was named for a drafter that runs on that of its target.
     #[error(
         "this drafter reads the model's hidden states, so that it runs on the model's device: leave its device out"
@@ -106,11 +98,11 @@ impl DraftFile {
         }
     }
 
-    /// Sets up the drafter for `target`, whose forward pass is `pass`, to which an assistant is attached. `options`: those of `pass`. `device`: the device of a
-    /// [`Model`](Self::Model), `None`: the one of `options`; the others run on that of `pass`.
+    /// Sets up the drafter for `target`, whose forward pass is `pass`, to which an assistant is attached. `options`: those of `pass`.
+    /// `device`: the device of a [`Model`](Self::Model), `None`: the one of `options`; the others run on that of `pass`.
     ///
     /// # Errors
-    /// The drafter does not suit the target, is not implemented, is damaged, or does not fit in memory.
+    /// The drafter does not suit the target, is damaged, or does not fit in memory.
     pub fn drafter(
         &self,
         target: &Model,

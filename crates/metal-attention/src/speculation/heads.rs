@@ -371,11 +371,7 @@ impl Drafter for HeadDrafter {
         let mut sum = MemoryUse::default();
         let of_heads = self.heads.iter().map(|head| head.memory_use());
         let of_projection = self.projection.iter().map(|pending| pending.projection.memory_use());
-        for memory in of_heads.chain(of_projection) {
-            sum.weights += memory.weights;
-            sum.kv_cache += memory.kv_cache;
-            sum.scratch += memory.scratch;
-        }
+        of_heads.chain(of_projection).for_each(|memory| sum += memory);
         let of_sequences: usize = self.sequences.iter().map(HeadSequence::bytes).sum();
         let of_tokens = self.tokens.as_ref().map_or(0, |tokens| size_of_val(&tokens.ids[..]));
         let of_rows = self.projection.as_ref().map_or(0, |pending| size_of::<f32>() * pending.rows.capacity());
