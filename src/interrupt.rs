@@ -89,10 +89,24 @@ pub fn requested() -> bool {
     WATCH.is_cancelled()
 }
 
-/// Ends the process with the exit code of Ctrl-C. Kills the MCP servers; does not wait for work on a GPU.
+/// Ends the process with the exit code of Ctrl-C. Kills the MCP servers; does not wait for work on a GPU. Output must be
+/// flushed before.
 pub fn exit() -> ! {
     metal_attention_mcp::kill_servers();
-    std::process::exit(i32::from(CliError::Interrupted.exit_code()));
+    exit_at_once(i32::from(CliError::Interrupted.exit_code()))
+}
+
+/// Ends the process while other threads work. The destructors of C++ libraries do not run: those of a Vulkan driver abort
+/// the process where another thread loads the driver at the same time.
+pub fn exit_at_once(code: i32) -> ! {
+    // SAFETY: `_exit` takes any number and does not return.
+    #[cfg(unix)]
+    unsafe {
+        nix::libc::_exit(code)
+    }
+    // Windows ends all other threads first.
+    #[cfg(not(unix))]
+    std::process::exit(code)
 }
 
 /// Locks the present reaction.

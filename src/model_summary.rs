@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use metal_attention::EngineOptions;
 use metal_attention::gguf::{GgufFile, Metadata, StringArray, TensorType};
+use metal_attention::speculation::DrafterMemory;
 use metal_attention_model::{
     AttentionSpec, CacheGroups, Capacity, DEFAULT_UBATCH, FeedForward, LatentAttentionSpec, Mask, Mixer, ModelSpec,
     Rope, RopeLayout, RopeScaling,
@@ -311,16 +312,18 @@ pub struct MemorySummary {
     pub kv_cache_bytes: u64,
     /// Recurrent states, including their snapshots.
     pub state_bytes: u64,
+    /// The drafter: its weights, if they are in a file of their own, and its KV caches.
+    pub drafter_bytes: u64,
     /// The sum of all.
     pub total_bytes: u64,
 }
 
 impl MemorySummary {
-    /// The memory at contexts of 512 to 8192 tokens and at the context of the training.
-    pub fn at_several_contexts(file: &GgufFile, spec: &ModelSpec) -> Vec<Self> {
+    /// The memory at contexts of 512 to 8192 tokens and at the context of the training, with a drafter.
+    pub fn at_several_contexts(file: &GgufFile, spec: &ModelSpec, drafter: &DrafterMemory) -> Vec<Self> {
         let mut contexts: Vec<_> = [512, 2048, 4096, 8192].into_iter().filter(|&n| n < spec.n_ctx_train).collect();
         contexts.push(spec.n_ctx_train);
-        let options = EngineOptions::default();
+        let options = EngineOptions { drafter: drafter.clone(), ..Default::default() };
         let at = |n_ctx: usize| {
             let weights_bytes = file.tensor_bytes();
             let room = Capacity {
@@ -334,8 +337,10 @@ impl MemorySummary {
             let groups = CacheGroups::new(spec, room);
             let kv_cache_bytes = groups.n_elements(spec).saturating_mul(2);
             let state_bytes = groups.states().map_or(0, |states| states.bytes());
-            let total_bytes = [weights_bytes, kv_cache_bytes, state_bytes].into_iter().fold(0, u64::saturating_add);
-            Self { n_ctx, weights_bytes, kv_cache_bytes, state_bytes, total_bytes }
+            let drafter_bytes = drafter.weights.saturating_add(options.drafter_cache_bytes(n_ctx, n_ctx));
+            let parts = [weights_bytes, kv_cache_bytes, state_bytes, drafter_bytes];
+            let total_bytes = parts.into_iter().fold(0, u64::saturating_add);
+            Self { n_ctx, weights_bytes, kv_cache_bytes, state_bytes, drafter_bytes, total_bytes }
         };
         contexts.into_iter().map(at).collect()
     }

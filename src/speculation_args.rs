@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use metal_attention::speculation::{DraftDepth, DraftFile, DrafterKind, MAX_DRAFTS, Speculation, SpeculativePass};
+use metal_attention::speculation::{
+    DraftDepth, DraftFile, DrafterKind, DrafterMemory, MAX_DRAFTS, Speculation, SpeculativePass,
+};
 use metal_attention::{Device, EngineOptions, Error, Model};
 
 use crate::cli_error::CliError;
@@ -52,6 +54,27 @@ impl SpeculationArgs {
         file.map(|file| args.of_file(file.clone()).open_draft()).transpose()
     }
 
+    /// The kind of drafter.
+    fn kind(&self) -> DrafterKind {
+        if self.draft_max == 0 { DrafterKind::Off } else { self.spec }
+    }
+
+    /// The memory that the drafter takes on the device of `engine`, beside `model`.
+    pub fn memory(
+        &self,
+        model: &Model,
+        draft: Option<&DraftFile>,
+        engine: &EngineOptions,
+    ) -> Result<DrafterMemory, Error> {
+        let target = (model.gguf(), model.spec());
+        DrafterMemory::of(self.kind(), target, draft, &engine.device, self.device_draft.as_ref())
+    }
+
+    /// The device of a draft model; `None`: the model's.
+    pub fn draft_device(&self) -> Option<&Device> {
+        self.device_draft.as_ref()
+    }
+
     /// Sets up a forward pass of `model`, and its drafter: that of `draft`, if a file is given.
     pub fn open(
         &self,
@@ -59,8 +82,7 @@ impl SpeculationArgs {
         draft: Option<&DraftFile>,
         engine: &EngineOptions,
     ) -> Result<SpeculativePass, Error> {
-        let drafter = if self.draft_max == 0 { DrafterKind::Off } else { self.spec };
-        let speculation = Speculation { drafter, depth: self.depth() };
+        let speculation = Speculation { drafter: self.kind(), depth: self.depth() };
         match draft {
             None => SpeculativePass::new(model, engine, speculation),
             Some(draft) => {

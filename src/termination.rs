@@ -48,7 +48,7 @@ pub fn end_servers() -> Result<(), CliError> {
         let wait = move || {
             let signal = runtime.block_on(termination.next());
             metal_attention_mcp::kill_servers();
-            std::process::exit(128 + signal.as_raw_value());
+            crate::interrupt::exit_at_once(128 + signal.as_raw_value());
         };
         std::thread::Builder::new().name("signals".into()).spawn(wait)?;
         Ok(())

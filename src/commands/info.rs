@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 
-use metal_attention::Error;
 use metal_attention::gguf::{GgufFile, Tensor};
+use metal_attention::speculation::{DraftFile, DrafterKind, DrafterMemory};
 use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
+use metal_attention::{Device, Error};
 use metal_attention_model::{LoadedModel, ModelSpec};
 use serde_json::json;
 
@@ -21,12 +23,14 @@ With --json stdout gets one object with the keys
   parameters, tensor_bytes, bits_per_weight, tensor_types (list of type, tensors, bytes), sizes (n_layer, n_embd, \
   n_head, n_head_kv, head_dim, n_ff, n_expert, n_expert_used, n_vocab, n_ctx_train, sliding_window, rope_layout, rope_freq_base, \
   rope_scaling, rope_freqs), tokenizer (model, pre, n_tokens, special_tokens, add_bos, add_eos, chat_template), memory (list of \
-  n_ctx, weights_bytes, kv_cache_bytes, total_bytes; the KV cache in F16)
+  n_ctx, weights_bytes, kv_cache_bytes, state_bytes, drafter_bytes, total_bytes; the KV cache in F16; the drafter is that of \
+  --model-draft, or the prediction heads in the file)
 and, if requested, metadata and tensors. Values that the file does not have are null.
 
 Examples:
   metal-attention info model.gguf
   metal-attention info llama3.2 --json --tensors
+  metal-attention info big.gguf --model-draft small.gguf
   metal-attention info -m model.gguf --chat-template > template.jinja";
 
 /// Show what is in a model file
@@ -36,6 +40,10 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     model: NamedModelArgs,
+
+    /// Count the memory of this drafter, too: the file or name, as of -m, of a smaller model, or of a drafter made for the model
+    #[arg(long, alias = "draft", value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    model_draft: Option<PathBuf>,
 
     /// Show all metadata (long values shortened)
     #[arg(long)]
@@ -66,7 +74,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         let shown = if out.is_terminal() { Cow::Owned(safe_lines(template)) } else { Cow::Borrowed(template) };
         return writeln!(out, "{shown}").map_err(CliError::stdout);
     }
-    let info = Info::of(&file);
+    let draft = args.model_draft.clone().map(|path| args.model.of_file(path).open_draft()).transpose()?;
+    let info = Info::of(&file, draft.as_ref())?;
     let done = if args.json { info.write_json(args, &mut out) } else { info.write_text(args, &mut out) };
     done.and_then(|()| out.flush()).map_err(CliError::stdout)
 }
@@ -92,8 +101,8 @@ struct Info<'a> {
 }
 
 impl<'a> Info<'a> {
-    /// Describes `file`.
-    fn of(file: &'a GgufFile) -> Self {
+    /// Describes `file`, with the drafter of `draft`. An error if that is made for another model.
+    fn of(file: &'a GgufFile, draft: Option<&DraftFile>) -> Result<Self, Error> {
         let metadata = file.metadata();
         let spec = ModelSpec::from_gguf(file);
         let problem = match &spec {
@@ -103,7 +112,14 @@ impl<'a> Info<'a> {
         };
         let text = |key| metadata.str(key).ok().flatten();
         let architecture = text("general.architecture");
-        Self {
+        let memory = match &spec {
+            Ok(spec) if !file.tensors().is_empty() => {
+                let drafter = DrafterMemory::of(DrafterKind::Auto, (file, spec), draft, &Device::Auto, None)?;
+                MemorySummary::at_several_contexts(file, spec, &drafter)
+            }
+            _ => Vec::new(),
+        };
+        Ok(Self {
             file,
             architecture,
             name: text("general.name"),
@@ -114,11 +130,8 @@ impl<'a> Info<'a> {
                 Err(_) => ModelSizes::from_metadata(metadata, architecture),
             },
             tokenizer: TokenizerSummary::of(metadata),
-            memory: match &spec {
-                Ok(spec) if !file.tensors().is_empty() => MemorySummary::at_several_contexts(file, spec),
-                _ => Vec::new(),
-            },
-        }
+            memory,
+        })
     }
 
     /// Writes the JSON object of `--json`.
@@ -185,8 +198,14 @@ impl<'a> Info<'a> {
                 0 => String::new(),
                 bytes => format!(" + recurrent states {}", units::bytes(bytes)),
             };
-            let text =
-                format!("{total:>10} at -c {:<6}  weights {weights} + KV cache {kv_cache} (F16){states}", m.n_ctx);
+            let drafter = match m.drafter_bytes {
+                0 => String::new(),
+                bytes => format!(" + drafter {}", units::bytes(bytes)),
+            };
+            let text = format!(
+                "{total:>10} at -c {:<6}  weights {weights} + KV cache {kv_cache} (F16){states}{drafter}",
+                m.n_ctx
+            );
             line(if i == 0 { "memory" } else { "" }, text)?;
         }
         if args.metadata {

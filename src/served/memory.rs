@@ -7,15 +7,35 @@ use metal_attention::{Device, EngineOptions, Model, available_memory};
 use metal_attention_server::http::{MemoryNeed, Placement};
 
 /// The placements in which `model` can run, one replica for each of `engines`, with a picture encoder of `encoder` bytes beside the
-/// first. The device `auto` may be any NVIDIA GPU with
+/// first, and a draft model on a device of its own for each. The device `auto` may be any NVIDIA GPU with
 /// enough memory; if there is none, the only placement has it on the CPU. Capacities count as if no model were loaded.
-pub fn placements(engines: &[EngineOptions], model: &Model, encoder: u64) -> Vec<Placement> {
+pub fn placements(
+    engines: &[EngineOptions],
+    model: &Model,
+    encoder: u64,
+    draft: Option<(&Model, &Device)>,
+) -> Vec<Placement> {
     let mut placements = placements_of_text(engines, model);
     // The first need is of the first replica's device.
     for need in placements.iter_mut().filter_map(|placement| placement.first_mut()) {
         need.bytes = need.bytes.saturating_add(encoder);
     }
+    if let Some((model, device)) = draft {
+        let options = |engine: &EngineOptions| EngineOptions { device: device.clone(), n_ranks: 1, ..engine.clone() };
+        let drafts: Vec<_> = engines.iter().flat_map(|engine| of_replica(&options(engine), model)).collect();
+        for placement in &mut placements {
+            drafts.iter().for_each(|need| add(placement, need.clone()));
+        }
+    }
     placements
+}
+
+/// Adds a need to those of the same device.
+fn add(placement: &mut Placement, need: MemoryNeed) {
+    match placement.iter_mut().find(|known| known.device == need.device) {
+        Some(known) => known.bytes = known.bytes.saturating_add(need.bytes),
+        None => placement.push(need),
+    }
 }
 
 /// The placements without a picture encoder.
@@ -48,12 +68,7 @@ fn with_auto(engine: &EngineOptions, device: Device) -> EngineOptions {
 /// The memory that the replicas take together, one entry for each device.
 fn needs(engines: &[EngineOptions], model: &Model) -> Placement {
     let mut needs = Placement::new();
-    for need in engines.iter().flat_map(|engine| of_replica(engine, model)) {
-        match needs.iter_mut().find(|known| known.device == need.device) {
-            Some(known) => known.bytes = known.bytes.saturating_add(need.bytes),
-            None => needs.push(need),
-        }
-    }
+    engines.iter().flat_map(|engine| of_replica(engine, model)).for_each(|need| add(&mut needs, need));
     needs
 }
 
@@ -130,6 +145,8 @@ fn all_gpus() -> &'static [GpuMemory] {
 
 #[cfg(test)]
 mod tests {
+    use metal_attention::speculation::DrafterMemory;
+
     use super::*;
 
     fn engine(device: Device) -> EngineOptions {
@@ -145,6 +162,18 @@ mod tests {
         let three = needs(&[engine(Device::Cpu), engine(Device::Wgpu), engine(Device::Cpu)], &model);
         let devices: Vec<_> = three.iter().map(|need| (need.device.as_str(), need.bytes)).collect();
         assert_eq!(devices, [("cpu", 2 * bytes), ("gpu", bytes)]);
+    }
+
+    #[test]
+    fn drafters_take_memory_too() {
+        let model = Model::built_in().unwrap();
+        let bytes = engine(Device::Cpu).memory_bytes(&model, None);
+        let drafter = DrafterMemory { weights: 7, caches: Vec::new() };
+        let beside = placements(&[EngineOptions { drafter, ..engine(Device::Cpu) }], &model, 0, None);
+        assert_eq!(beside[0][0].bytes, bytes + 7);
+        let apart = placements(&[engine(Device::Cpu)], &model, 0, Some((&model, &Device::Cuda(1))));
+        let devices: Vec<_> = apart[0].iter().map(|need| (need.device.as_str(), need.bytes)).collect();
+        assert_eq!(devices, [("cpu", bytes), ("cuda:1", bytes)]);
     }
 
     #[test]

@@ -241,10 +241,16 @@ impl ModelSource for ServedModel {
     fn placements(&self) -> Result<Vec<Placement>, SourceError> {
         let opened = self.opened().take();
         let model = opened.map_or_else(|| self.args.mapped().open(), Ok)?;
-        let (engines, _) = self.options(&model)?;
+        let (mut engines, _) = self.options(&model)?;
+        let speculation = &self.setup.speculation;
+        let draft = speculation.draft_file(&self.args.mapped())?;
+        for engine in &mut engines {
+            engine.drafter = speculation.memory(&model, draft.as_ref(), engine).map_err(CliError::from)?;
+        }
         let mmproj = self.mmproj().and_then(|path| map_gguf(&path).ok());
         let encoder = mmproj.map_or(0, |file| PictureEncoder::memory_bytes(&file));
-        let placements = memory::placements(&engines, &model, encoder);
+        let draft = draft.as_ref().and_then(|draft| Some((draft.model()?, speculation.draft_device()?)));
+        let placements = memory::placements(&engines, &model, encoder, draft);
         // Kept for the load that follows.
         *self.opened() = Some(model);
         Ok(placements)

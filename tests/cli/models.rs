@@ -87,6 +87,19 @@ fn info_reports_name_sizes_types_and_memory() {
 }
 
 #[test]
+fn info_counts_the_memory_of_a_drafter() {
+    let model = TALES;
+    let drafted = run(&["info", "-m", model, "--model-draft", model, "--json"]);
+    let info: Value = serde_json::from_str(&stdout(drafted)).unwrap();
+    let memory = &info["memory"][0];
+    let bytes = |key: &str| memory[key].as_u64().unwrap();
+    assert_eq!(bytes("drafter_bytes"), bytes("weights_bytes") + bytes("kv_cache_bytes"));
+    assert_eq!(bytes("total_bytes"), 2 * bytes("drafter_bytes"));
+    let text = stdout(run(&["info", "-m", model, "--draft", model]));
+    assert!(text.contains(" + drafter 3.3 MiB"), "{text}");
+}
+
+#[test]
 fn info_without_json_is_a_readable_list() {
     let output = run(&["info", "--metadata", "--tensors"]);
     assert!(stderr(&output).contains("built-in model"));

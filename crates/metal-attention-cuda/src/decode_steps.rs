@@ -7,7 +7,7 @@
 //!   DecodeKernel::launch         the persistent kernel (decode.rs), where it is possible: all layers of one or more tokens of one
 //!                                sequence in one launch; each token is the highest logit of the one before
 //!   launch_micro_batch           otherwise, one step. Also called for micro-batches of a few tokens of some sequences:
-//!     CudaGraph::launch          from the second decode step of its size on, or the eighth other micro-batch, unless it is timed
+//!     CudaGraph::launch          from the second decode step of its size on, or the fourth other micro-batch, unless it is timed
 //!     ModelRunner::run           earlier ones of a size, the first of which loads the kernels, and those that are timed: kernel by kernel
 //! ```
 //!
@@ -50,7 +50,7 @@ impl StepGraphKey {
     /// The number of micro-batches that run before one is recorded. To record a graph takes as long as some ten launches of its kernels one
     /// by one save; decode steps of one size are many, micro-batches with drafts have many sizes.
     fn recorded_after(self) -> u32 {
-        if self.size.query_tiles.count == 0 { 1 } else { 8 }
+        if self.size.query_tiles.count == 0 { 1 } else { 3 }
     }
 }
 

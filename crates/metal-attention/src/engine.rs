@@ -3,6 +3,7 @@
 use metal_attention_cpu::CacheType;
 use metal_attention_model::{SessionOptions, Watch};
 
+use crate::speculation::DrafterMemory;
 use crate::{Device, Model};
 
 /// Context length if neither the caller nor the model's training is shorter.
@@ -12,7 +13,7 @@ pub(crate) const DEFAULT_N_CTX: usize = 4096;
 const DEFAULT_STATE_CACHE: usize = 256 << 20;
 
 /// Options of a [`ForwardPass`](crate::ForwardPass).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct EngineOptions {
     /// The device that runs the model.
     pub device: Device,
@@ -48,6 +49,9 @@ pub struct EngineOptions {
     /// device's default, which [`ForwardPass::n_ubatch`](crate::ForwardPass::n_ubatch) returns: 512, or 2048 on an H100
     /// or H200 through CUDA if no layer has a window.
     pub n_ubatch: Option<usize>,
+    /// The memory of a drafter that will be loaded beside the model: [`long_context`](Self::long_context) and the device
+    /// [`auto`](Device::Auto) leave room for it. [`SpeculativePass`](crate::speculation::SpeculativePass) sets it.
+    pub drafter: DrafterMemory,
     /// Cancels the set-up and each forward pass from another thread, and reports their progress.
     pub watch: Watch,
 }
@@ -67,6 +71,7 @@ impl Default for EngineOptions {
             cache_type: CacheType::F16,
             exact: false,
             n_ubatch: None,
+            drafter: DrafterMemory::default(),
             watch: Watch::default(),
         }
     }

@@ -50,28 +50,44 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
 }
 
 impl EngineOptions {
-    /// Bytes that `model` takes with these options on a device with `free` free bytes: weights, KV cache and recurrent
-    /// states. `None`: the device does not report its memory; a context that is left to the device is then the shortest
+    /// Bytes that `model` and its [`drafter`](Self::drafter) take with these options on a device with `free` free bytes: weights, KV
+    /// caches and recurrent states. `None`: the device does not report its memory; a context that is left to the device is then the shortest
     /// one.
     pub fn memory_bytes(&self, model: &Model, free: Option<u64>) -> u64 {
         let weights = model.gguf().tensor_bytes();
         let sized = self.sized(model.spec(), free, weights);
         let n_ctx = sized.n_ctx_of(model);
         let n_cache = sized.n_cache.unwrap_or(n_ctx.saturating_mul(self.n_seq));
-        weights.saturating_add(sized.cache_bytes(model.spec(), n_ctx, n_cache))
+        weights
+            .saturating_add(sized.cache_bytes(model.spec(), n_ctx, n_cache))
+            .saturating_add(self.drafter.weights)
+            .saturating_add(sized.drafter_cache_bytes(n_ctx, n_cache))
     }
 
-    /// These options, adjusted to a device with `free` free bytes of which the weights take `weights`. With
-    /// [`long_context`](Self::long_context), the context is raised up to that of the training, as far as a KV cache of
-    /// that many tokens fits in half of the rest. Unchanged if `n_ctx` is set, `long_context` is not, or `free` is
+    /// Bytes of the [`drafter`](Self::drafter)'s KV caches if the target has one of `n_cache` tokens for sequences of at most `n_ctx`.
+    pub fn drafter_cache_bytes(&self, n_ctx: usize, n_cache: usize) -> u64 {
+        let caches =
+            self.drafter.caches.iter().map(|spec| self.cache_bytes(spec, n_ctx.min(spec.n_ctx_train), n_cache));
+        caches.fold(0, u64::saturating_add)
+    }
+
+    /// These options, adjusted to a device with `free` free bytes of which the weights take `weights`, and those of the
+    /// [`drafter`](Self::drafter) more. With
+    /// [`long_context`](Self::long_context), the context is raised up to that of the training, as far as KV caches of
+    /// that many tokens fit in half of the rest. Unchanged if `n_ctx` is set, `long_context` is not, or `free` is
     /// `None`.
     pub(crate) fn sized(&self, spec: &ModelSpec, free: Option<u64>, weights: u64) -> Self {
         let (None, Some(n_passes), Some(free)) = (self.n_ctx, self.long_context, free) else { return self.clone() };
         let n_train = Capacity::n_ctx_of(spec, spec.n_ctx_train);
         let least = n_train.min(DEFAULT_N_CTX);
         let wanted = self.n_cache.unwrap_or(least).max(n_train);
+        let weights = weights.saturating_add(self.drafter.weights);
         let budget = (free / n_passes.max(1) as u64).saturating_sub(weights) / 2;
-        let fits = |n_pages: usize| self.cache_bytes(spec, n_train, n_pages * PAGE) <= budget;
+        let fits = |n_pages: usize| {
+            let n_cache = n_pages * PAGE;
+            let bytes = self.cache_bytes(spec, n_train, n_cache);
+            bytes.saturating_add(self.drafter_cache_bytes(n_train, n_cache)) <= budget
+        };
         // Binary search in pages: `fitting` fits (`least` is assumed to fit every device), `too_much` does not.
         let (mut fitting, mut too_much) = (least.div_ceil(PAGE), wanted.div_ceil(PAGE) + 1);
         while too_much - fitting > 1 {
@@ -106,6 +122,7 @@ mod tests {
     use metal_attention_model::ModelShape;
 
     use super::*;
+    use crate::speculation::DrafterMemory;
 
     /// A Llama with a context of 128 Ki tokens.
     fn spec() -> ModelSpec {
@@ -138,6 +155,24 @@ mod tests {
         // More slots want more than one whole context.
         let many = EngineOptions { n_cache: Some(64 * DEFAULT_N_CTX), ..four() };
         assert_eq!(size(many, 1 << 50, 0), (Some(1 << 17), Some(64 * DEFAULT_N_CTX)));
+    }
+
+    #[test]
+    fn drafters_take_a_part_of_the_memory() {
+        let spec = spec();
+        let cache = four().cache_bytes(&spec, 1 << 17, 1 << 17);
+        let drafter = DrafterMemory { weights: 5000, caches: vec![spec.clone()] };
+        let options = EngineOptions { drafter, ..four() };
+        assert_eq!(options.drafter_cache_bytes(1 << 17, 1 << 17), cache);
+        let n_ctx = |free| options.sized(&spec, Some(free), 7000).n_ctx;
+        assert_eq!(n_ctx(4 * cache + 12_000), Some(1 << 17));
+        assert_eq!(n_ctx(4 * cache + 11_998), Some((1 << 17) - PAGE));
+        let model = Model::built_in().unwrap();
+        let plain = EngineOptions { n_ctx: Some(512), n_cache: Some(2048), ..Default::default() };
+        let caches = vec![model.spec().clone()];
+        let drafted = EngineOptions { drafter: DrafterMemory { weights: 9, caches }, ..plain.clone() };
+        let cache = plain.cache_bytes(model.spec(), 512, 2048);
+        assert_eq!(drafted.memory_bytes(&model, None), plain.memory_bytes(&model, None) + 9 + cache);
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub trait BackendPass: ForwardPass {
         None
     }
 
-    /// Sets up a second model on the same device, with as many sequences of the same length, for instance a prediction head. The
+    /// Sets up a second model on the same device, with as many sequences of the same length and as many KV pages, for instance a prediction head. The
     /// embedding table and the output head are shared where they are the same tensors. `options`: the rest, such as the watch.
     /// An error if several devices share this model.
     fn beside(&self, model: &LoadedModel, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error>;
@@ -102,7 +102,12 @@ pub trait BackendPass: ForwardPass {
 
 /// The options of a model beside that of `pass`.
 fn options_beside(pass: &dyn ForwardPass, options: &EngineOptions) -> SessionOptions {
-    SessionOptions { n_seq: pass.n_seq(), ..options.session_options(pass.n_ctx(), pass.n_ubatch()) }
+    let pages = pass.cache_pages();
+    SessionOptions {
+        n_seq: pass.n_seq(),
+        n_cache: Some(pages.total.saturating_mul(pages.page_len)),
+        ..options.session_options(pass.n_ctx(), pass.n_ubatch())
+    }
 }
 
 /// The GPUs that a backend finds.

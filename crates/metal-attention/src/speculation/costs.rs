@@ -8,13 +8,16 @@ const MAX_ROWS: usize = 128;
 /// Weight of the latest duration in an average.
 const LATEST: f64 = 0.2;
 
+/// The first steps of a size, of which the shortest counts: they load kernels, and record graphs of launches.
+const FIRST_STEPS: u32 = 6;
+
 /// A duration counts at most as this multiple of the average: the machine may have been busy.
 const OUTLIER: f64 = 3.0;
 
 /// The average durations of decode steps by their number of rows: one for each sequence and one for each draft.
 ///
 /// Steps without drafts are timed apart: they may run ahead of the host, and other kernels may run them. A number of rows is
-/// known once it was timed twice: the first time may load a kernel. What is not known counts as cheap, so that it is tried when
+/// known once it was timed twice. What is not known counts as cheap, so that it is tried when
 /// likely drafts are there. On a GPU two rows may cost almost as much as sixteen.
 #[derive(Debug)]
 pub struct StepCosts {
@@ -30,8 +33,8 @@ struct Averages([Option<Average>; MAX_ROWS]);
 #[derive(Debug, Clone, Copy)]
 struct Average {
     seconds: f64,
-    /// Whether it is that of at least two steps.
-    is_known: bool,
+    /// The steps counted so far, up to [`FIRST_STEPS`].
+    n_steps: u32,
 }
 
 impl Default for StepCosts {
@@ -89,7 +92,7 @@ impl Averages {
     /// The seconds of a step of `n_rows` rows, if they are known.
     fn known(&self, n_rows: usize) -> Option<f64> {
         let average = self.0.get(n_rows.checked_sub(1)?).copied().flatten();
-        average.filter(|average| average.is_known).map(|average| average.seconds)
+        average.filter(|average| average.n_steps > 1).map(|average| average.seconds)
     }
 
     /// The seconds of a step of `n_rows` rows, on the line through those next to it if they are not known themselves. `None` if
@@ -103,13 +106,13 @@ impl Averages {
     fn record(&mut self, n_rows: usize, seconds: f64) {
         let Some(place) = n_rows.checked_sub(1).and_then(|i| self.0.get_mut(i)) else { return };
         *place = Some(match *place {
-            None => Average { seconds, is_known: false },
-            Some(Average { seconds: first, is_known: false }) => {
-                Average { seconds: first.min(seconds), is_known: true }
+            None => Average { seconds, n_steps: 1 },
+            Some(Average { seconds: shortest, n_steps }) if n_steps < FIRST_STEPS => {
+                Average { seconds: shortest.min(seconds), n_steps: n_steps + 1 }
             }
-            Some(Average { seconds: average, is_known: true }) => {
+            Some(Average { seconds: average, n_steps }) => {
                 let change = seconds.min(OUTLIER * average) - average;
-                Average { seconds: average + LATEST * change, is_known: true }
+                Average { seconds: average + LATEST * change, n_steps }
             }
         });
     }
@@ -123,8 +126,8 @@ mod tests {
     fn timed(plain: (usize, u64), drafted: &[(usize, u64)]) -> StepCosts {
         let mut costs = StepCosts::default();
         for (n, micros) in [plain].into_iter().chain(drafted.iter().copied()) {
-            // The first time takes longer.
-            for time in [9 * micros, micros] {
+            // The first steps take longer.
+            for time in [9, 2, 4, 2, 2, 1].map(|times| times * micros) {
                 costs.record(plain.0, n - plain.0, Duration::from_micros(time));
             }
         }

@@ -117,7 +117,9 @@ impl DraftFile {
             Self::Model(draft) => {
                 let device = device.unwrap_or(&options.device).clone();
                 let n_ctx = Some(pass.n_ctx().min(draft.spec().n_ctx_train));
-                let options = EngineOptions { device, n_ctx, n_cache: None, n_ranks: 1, ..options.clone() };
+                let pages = pass.cache_pages();
+                let n_cache = Some(pages.total.saturating_mul(pages.page_len));
+                let options = EngineOptions { device, n_ctx, n_cache, n_ranks: 1, ..options.clone() };
                 Ok(Box::new(DraftModel::new(target, draft, &options, DraftModelOptions::default())?))
             }
             Self::Eagle3(gguf) => Ok(Box::new(HeadDrafter::of_eagle3(gguf, target, pass, options)?)),

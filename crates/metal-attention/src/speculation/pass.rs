@@ -1,6 +1,6 @@
 //! A forward pass together with its drafter.
 
-use super::{DraftFile, DraftFileError, Drafter, DrafterKind, HeadDrafter, NgramDrafter, Speculation};
+use super::{DraftFile, DraftFileError, Drafter, DrafterKind, DrafterMemory, HeadDrafter, NgramDrafter, Speculation};
 use crate::{Device, EngineOptions, Error, ForwardPass, Model};
 
 /// A forward pass, and what proposes drafts for it.
@@ -24,6 +24,8 @@ impl SpeculativePass {
     /// As of [`Model::forward_pass`]. With [`DrafterKind::Mtp`]: the model has no prediction heads, or they cannot be set up;
     /// [`DrafterKind::Auto`] takes n-grams then. A kind that is in a file of its own.
     pub fn new(model: &Model, options: &EngineOptions, speculation: Speculation) -> Result<Self, Error> {
+        let memory = DrafterMemory::of(speculation.drafter, (model.gguf(), model.spec()), None, &options.device, None)?;
+        let options = &EngineOptions { drafter: memory, ..options.clone() };
         let pass = model.backend(options)?;
         let heads = || HeadDrafter::beside(model, &*pass, options);
         let drafter: Option<Box<dyn Drafter>> = match speculation.drafter {
@@ -67,6 +69,9 @@ impl SpeculativePass {
             requested if requested == found => {}
             requested => return Err(DraftFileError::OtherKind { requested, found }.into()),
         }
+        let memory =
+            DrafterMemory::of(speculation.drafter, (model.gguf(), model.spec()), Some(draft), &options.device, device)?;
+        let options = &EngineOptions { drafter: memory, ..options.clone() };
         let mut pass = model.backend(options)?;
         let drafter = draft.drafter(model, &mut *pass, options, device)?;
         Ok(Self { pass, drafter: Some(drafter) })

@@ -9,8 +9,12 @@ use crate::{BatchToken, ForwardError, ForwardPass, HiddenRows};
 /// The probability that a token holds which a constraint forces: the model may spell the text otherwise.
 const FORCED_CONFIDENCE: f32 = 0.9;
 
-/// Steps of a trial of a drafter that was paused.
+/// Steps of a trial: of a new drafter, or of one that was paused.
 const TRIAL: usize = 8;
+
+/// A trial has the drafts that hold, with those before them, with this probability, and at least one. More than one shows what a draft
+/// costs: the first of a proposal may cost more, since the drafter then reads the last tokens.
+const TRIAL_CONFIDENCE: f32 = 0.3;
 
 /// Steps of the first pause, and of the longest; each is twice as long as the one before.
 const PAUSES: [usize; 2] = [256, 4096];
@@ -35,7 +39,7 @@ pub struct Speculator {
     acceptance: Vec<Acceptance>,
     /// Seconds that one draft of a proposal takes; `None` before the second proposal.
     draft_seconds: Option<f64>,
-    /// Whether a proposal was timed. The first one reads the prompt, so that it does not count.
+    /// Whether a proposal was timed since the start or the last pause. The first one reads the text so far, so that it does not count.
     has_proposed: bool,
     /// Whether steps that return hidden rows cost no more than others, which run ahead on GPUs alone.
     hidden_is_free: bool,
@@ -253,10 +257,15 @@ impl Speculator {
         // No drafts pay, by what is known.
         let Some(trial) = trial.checked_sub(1) else {
             self.pause = Pause::Paused { left: next_pause, next_pause: (2 * next_pause).min(PAUSES[1]) };
+            // The first proposal after the pause reads the text since.
+            self.has_proposed = false;
             return none;
         };
         self.pause = Pause::Active { trial, next_pause };
-        requests.iter().map(|request| request.n.min(1)).collect()
+        let likely = |of: &Vec<f32>| cumulative(of).take_while(|&p| p >= TRIAL_CONFIDENCE).count();
+        let wanted: Vec<_> = confidence.iter().map(|of| likely(of).max(1).min(of.len())).collect();
+        let up_to: Vec<_> = confidence.iter().zip(wanted).map(|(of, n)| &of[..n]).collect();
+        lengths_of(&up_to, &likeliest_first(&up_to, max_rows))
     }
 
     /// How often drafts of a sequence held.
@@ -280,18 +289,18 @@ impl Speculator {
             return;
         }
         self.costs.record(n_seq, n_drafts, time);
-        let drafting = std::mem::take(&mut self.drafting).as_secs_f64();
+        let drafting = std::mem::take(&mut self.drafting);
+        tracing::trace!("a step of {n_seq} sequences and {n_drafts} drafts took {time:?}, the drafter {drafting:?}");
         if n_drafts == 0 {
             return;
         }
-        let of_one = drafting / n_drafts.div_ceil(n_seq) as f64;
-        self.draft_seconds = match self.draft_seconds {
-            // The first proposal reads the prompt.
-            None if !self.has_proposed => None,
-            None => Some(of_one),
-            Some(average) => Some(average + LATEST * (of_one.min(3.0 * average) - average)),
-        };
-        self.has_proposed = true;
+        let of_one = drafting.as_secs_f64() / n_drafts.div_ceil(n_seq) as f64;
+        if std::mem::replace(&mut self.has_proposed, true) {
+            self.draft_seconds = Some(match self.draft_seconds {
+                None => of_one,
+                Some(average) => average + LATEST * (of_one.min(3.0 * average) - average),
+            });
+        }
     }
 }
 
