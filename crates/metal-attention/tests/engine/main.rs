@@ -25,6 +25,7 @@ mod session_file;
 mod snapshots;
 mod spans;
 mod speculation;
+mod speculation_on_gpus;
 mod toys;
 mod wgpu;
 mod windows;

@@ -90,13 +90,13 @@ impl Drafter for Oracle {
 }
 
 /// A prompt that repeats itself in part, and how it is continued: every other one greedily.
-struct Task {
-    prompt: Vec<u32>,
-    sampling: SamplerOptions,
+pub(crate) struct Task {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) sampling: SamplerOptions,
     min_tokens: usize,
 }
 
-fn tasks(n: usize, n_vocab: usize) -> Vec<Task> {
+pub(crate) fn tasks(n: usize, n_vocab: usize) -> Vec<Task> {
     let mut numbers = Numbers(0x5DEE_CE66_D1CE_4E5B);
     let mut task = |i: usize| {
         let part: Vec<u32> = (0..2 + numbers.below(40)).map(|_| (3 + numbers.below(n_vocab - 3)) as u32).collect();
@@ -113,7 +113,7 @@ fn engine(n_seq: usize) -> EngineOptions {
     EngineOptions { device: Device::Cpu, n_ctx: Some(160), n_seq, n_threads: Some(2), ..Default::default() }
 }
 
-fn open(bytes: &[u8]) -> Model {
+pub(crate) fn open(bytes: &[u8]) -> Model {
     Model::from_gguf(GgufFile::from_bytes(bytes).unwrap(), &ModelOptions::default()).unwrap()
 }
 
@@ -123,7 +123,7 @@ fn models() -> impl Iterator<Item = (&'static str, Model)> {
 }
 
 /// The prompt and its continuation, and the numbers of drafts that were evaluated and that held.
-fn text(generator: &mut Generator, task: &Task) -> (Vec<u32>, usize, usize) {
+pub(crate) fn text(generator: &mut Generator, task: &Task) -> (Vec<u32>, usize, usize) {
     generator.set_sampling(task.sampling.clone()).unwrap();
     generator.prompt(&task.prompt, |_, _| ControlFlow::Continue(())).unwrap();
     let options = GenerateOptions { n_predict: Some(N), min_tokens: task.min_tokens, ..Default::default() };
