@@ -24,7 +24,9 @@ pub fn placements(
         let options = |engine: &EngineOptions| EngineOptions { device: device.clone(), n_ranks: 1, ..engine.clone() };
         let drafts: Vec<_> = engines.iter().flat_map(|engine| of_replica(&options(engine), model)).collect();
         for placement in &mut placements {
-            drafts.iter().for_each(|need| add(placement, need.clone()));
+            for need in &drafts {
+                add(placement, need.clone());
+            }
         }
     }
     placements

@@ -29,20 +29,19 @@ impl DrafterMemory {
         target_device: &Device,
         device: Option<&Device>,
     ) -> Result<Self, Error> {
-        let heads = || ModelSpec::heads_from_gguf(target).unwrap_or_default();
-        match (kind, draft) {
-            (DrafterKind::Off, _) => Ok(Self::default()),
-            (_, Some(draft)) => Self::of_draft_file(draft, spec, device.is_none_or(|device| device == target_device)),
-            (DrafterKind::Mtp | DrafterKind::Auto, None) => Ok(Self { weights: 0, caches: heads() }),
-            (
-                DrafterKind::Ngram
+        let Some(draft) = draft.filter(|_| kind != DrafterKind::Off) else {
+            let caches = match kind {
+                DrafterKind::Mtp | DrafterKind::Auto => ModelSpec::heads_from_gguf(target).unwrap_or_default(),
+                DrafterKind::Off
+                | DrafterKind::Ngram
                 | DrafterKind::Draft
                 | DrafterKind::Eagle3
                 | DrafterKind::DFlash
-                | DrafterKind::Gemma4Assistant,
-                None,
-            ) => Ok(Self::default()),
-        }
+                | DrafterKind::Gemma4Assistant => Vec::new(),
+            };
+            return Ok(Self { weights: 0, caches });
+        };
+        Self::of_draft_file(draft, spec, device.is_none_or(|device| device == target_device))
     }
 
     fn of_draft_file(draft: &DraftFile, target: &ModelSpec, is_beside: bool) -> Result<Self, Error> {

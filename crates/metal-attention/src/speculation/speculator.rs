@@ -236,25 +236,17 @@ impl Speculator {
         };
         let confidence: Vec<Vec<f32>> =
             requests.iter().map(|request| self.acceptance(request.seq).confidence(request.n)).collect();
-        let longest = confidence.iter().map(Vec::len).max().unwrap_or(0);
-        let (mut best, mut best_rate) = (none.clone(), 0.0);
-        for depth in 0..=longest {
-            let up_to: Vec<_> = confidence.iter().map(|of| &of[..depth.min(of.len())]).collect();
-            let likeliest = likeliest_first(&up_to, max_rows);
-            let drafting = self.draft_seconds.unwrap_or(0.0) * depth as f64;
-            let (n, rate) = self.costs.best_depth(n_seq, &likeliest, drafting);
-            if rate > best_rate {
-                (best, best_rate) = (lengths_of(&up_to, &likeliest[..n]), rate);
-            }
-        }
-        if best.iter().any(|&n| n > 0) {
-            self.pause = Pause::Active { trial: TRIAL, next_pause: PAUSES[0] };
-            return best;
-        }
         if !self.costs.is_known(n_seq) {
             return none;
         }
-        // No drafts pay, by what is known.
+        if let Some(of_one) = self.draft_seconds {
+            let best = self.best_lengths(n_seq, max_rows, &confidence, of_one);
+            if best.iter().any(|&n| n > 0) {
+                self.pause = Pause::Active { trial: TRIAL, next_pause: PAUSES[0] };
+                return best;
+            }
+        }
+        // No drafts pay, by what is known, or it is not known yet what one costs.
         let Some(trial) = trial.checked_sub(1) else {
             self.pause = Pause::Paused { left: next_pause, next_pause: (2 * next_pause).min(PAUSES[1]) };
             // The first proposal after the pause reads the text since.
@@ -266,6 +258,22 @@ impl Speculator {
         let wanted: Vec<_> = confidence.iter().map(|of| likely(of).max(1).min(of.len())).collect();
         let up_to: Vec<_> = confidence.iter().zip(wanted).map(|(of, n)| &of[..n]).collect();
         lengths_of(&up_to, &likeliest_first(&up_to, max_rows))
+    }
+
+    /// The numbers of drafts that give the most tokens a second. `confidence`: the probabilities that drafts hold, of each sequence;
+    /// `draft_seconds`: what one draft of a proposal costs.
+    fn best_lengths(&self, n_seq: usize, max_rows: usize, confidence: &[Vec<f32>], draft_seconds: f64) -> Vec<usize> {
+        let longest = confidence.iter().map(Vec::len).max().unwrap_or(0);
+        let (mut best, mut best_rate) = (vec![0; confidence.len()], 0.0);
+        for depth in 0..=longest {
+            let up_to: Vec<_> = confidence.iter().map(|of| &of[..depth.min(of.len())]).collect();
+            let likeliest = likeliest_first(&up_to, max_rows);
+            let (n, rate) = self.costs.best_depth(n_seq, &likeliest, draft_seconds * depth as f64);
+            if rate > best_rate {
+                (best, best_rate) = (lengths_of(&up_to, &likeliest[..n]), rate);
+            }
+        }
+        best
     }
 
     /// How often drafts of a sequence held.

@@ -97,7 +97,7 @@ fn check(device: &Device, n: usize) {
                 assert_eq!(want.len(), got.len(), "{}", pair.name);
             }
         }
-        assert!(n_drafted >= n, "{}: {n_drafted} drafts", pair.name);
+        assert!(n_drafted > 0, "{}", pair.name);
     }
 }
 
