@@ -9,6 +9,7 @@ use super::body::BodyBudget;
 use super::connections::Connections;
 use super::metrics::HttpMetrics;
 use super::models::{ModelLease, Models, ModelsOptions, RegisteredModel};
+use super::resumable::ResumableStreams;
 use super::work::WorkLimiter;
 use super::{ApiError, HttpOptions, pictures, run_blocking, within_timeout};
 
@@ -32,6 +33,8 @@ pub struct AppState {
     pub pictures_at_once: Arc<tokio::sync::Semaphore>,
     /// Held while a copy of a slot's sequence is in memory: one at a time.
     pub slot_copy: Arc<tokio::sync::Mutex<()>>,
+    /// The streams that their clients can resume.
+    pub streams: ResumableStreams,
     /// The start of the server, in seconds since 1970.
     pub started: u64,
     /// The models that requests can name.
@@ -67,6 +70,7 @@ impl App {
             work: WorkLimiter::default(),
             pictures_at_once: Arc::new(tokio::sync::Semaphore::new(pictures::ALL_AT_ONCE)),
             slot_copy: Arc::default(),
+            streams: ResumableStreams::default(),
             may_manage: may_manage(&options, on_loopback),
             options,
             metrics: HttpMetrics::default(),

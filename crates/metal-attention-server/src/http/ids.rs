@@ -13,6 +13,15 @@ pub fn unique(prefix: &str) -> String {
     format!("{prefix}{:016x}{n:08x}", *PROCESS)
 }
 
+/// Returns an id that other clients cannot guess from those that they know: `prefix` and 32 hexadecimal digits.
+pub fn unguessable(prefix: &str) -> String {
+    // SipHash with a key from the system's random numbers.
+    static KEYED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{prefix}{:016x}{:016x}", KEYED.hash_one((n, 0)), KEYED.hash_one((n, 1)))
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -20,5 +29,8 @@ mod tests {
         let (a, b) = (super::unique("x-"), super::unique("x-"));
         assert_ne!(a, b);
         assert_eq!(a.len(), 26);
+        let (a, b) = (super::unguessable("x-"), super::unguessable("x-"));
+        assert_eq!(a.len(), 34);
+        assert!(a.bytes().zip(b.bytes()).filter(|(a, b)| a != b).count() > 10, "{a} {b}");
     }
 }

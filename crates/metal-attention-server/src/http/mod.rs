@@ -33,6 +33,7 @@ mod peer;
 mod pictures;
 mod request_line;
 mod responses;
+mod resumable;
 mod routes;
 mod server;
 mod streaming;

@@ -16,14 +16,18 @@ use utoipa_axum::routes;
 use super::llama_cpp::{completion, infill, props, slot_actions, slots, template, tokens};
 use super::openai::{chat, completions, embeddings, models, rerank};
 use super::responses::{create, stored};
-use super::{ApiError, App, anthropic, dialect, guard, health, mcp, metrics, notes, ollama, openapi, page};
+use super::{ApiError, App, anthropic, dialect, guard, health, mcp, metrics, notes, ollama, openapi, page, resumable};
 
 /// All routes. `is_loopback`: the server listens on the loopback only; `checks_host`: Host headers must name this
 /// machine.
 pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
-    let mut closed = OpenApiRouter::with_openapi(openapi::base())
+    let resumable_chats = OpenApiRouter::new()
         .routes(routes!(chat::chat_completions))
         .routes(at("/chat/completions", routes!(chat::chat_completions)))
+        .route_layer(from_fn_with_state(app.clone(), resumable::keep));
+    let mut closed = OpenApiRouter::with_openapi(openapi::base())
+        .merge(resumable_chats)
+        .routes(routes!(resumable::read, resumable::end))
         .routes(routes!(completions::completions))
         .routes(routes!(anthropic::messages))
         .routes(routes!(anthropic::count_tokens))
@@ -146,6 +150,7 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
                 notes::TRUNCATED,
                 notes::DROPPED_TURNS,
                 notes::MODEL,
+                resumable::STREAM_ID,
                 guard::MODEL_LOAD_SECONDS,
                 guard::REQUEST_ID,
                 guard::ANTHROPIC_REQUEST_ID,

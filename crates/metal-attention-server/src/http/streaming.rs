@@ -122,7 +122,8 @@ pub enum Framing {
 }
 
 impl Framing {
-    fn content_type(self) -> &'static str {
+    /// The value of `Content-Type`.
+    pub fn content_type(self) -> &'static str {
         match self {
             Self::ServerSentEvents => "text/event-stream",
             Self::JsonLines => "application/x-ndjson",
@@ -234,11 +235,15 @@ pub fn stream<C: ChunkWriter>(sequences: RunningSequences, first_frames: Frames,
 
 /// Returns a response whose body is `frames`, with the headers of `framing`.
 pub fn streamed(framing: Framing, frames: impl Stream<Item = String> + Send + 'static) -> Response {
-    let headers = [
+    (stream_headers(framing), Body::from_stream(frames.map(Ok::<_, Infallible>))).into_response()
+}
+
+/// The headers of a stream.
+pub fn stream_headers(framing: Framing) -> [(HeaderName, &'static str); 3] {
+    [
         (CONTENT_TYPE, framing.content_type()),
         (CACHE_CONTROL, "no-cache"),
         // Proxies that buffer a response would stop the stream.
         (HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    (headers, Body::from_stream(frames.map(Ok::<_, Infallible>))).into_response()
+    ]
 }

@@ -17,6 +17,7 @@ mod pictures;
 mod ranking;
 mod replicas;
 mod responses;
+mod resumable;
 mod several_models;
 mod slot_files;
 mod speculation;
