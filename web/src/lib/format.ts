@@ -14,7 +14,7 @@ export const tokens = (n: number, isTotal = false): string => {
   return `${k >= 100 || isTotal || Number.isInteger(k) ? Math.round(k) : k.toFixed(1)}k`;
 };
 
-export const seconds = (s: number): string => (s < 0.095 ? `${s.toFixed(3)} s` : s < 10 ? `${s.toFixed(s < 1 ? 2 : 1)} s` : s < 90 ? `${Math.round(s)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
+export const seconds = (s: number): string => (s < 10 ? `${s.toFixed(s < 1 ? 2 : 1)} s` : s < 90 ? `${Math.round(s)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
 
 export const rate = (r: number): string => (r >= 1000 ? Math.round(r).toLocaleString('en') : r.toFixed(1));
 

@@ -80,7 +80,7 @@ export function findIn(texts: SearchText[], query: string, scope: Scope): Found 
 /** One line of text around a position. */
 function around(text: string, position: number): string {
   const start = position < 60 ? 0 : text.indexOf(' ', position - 40) + 1 || position;
-  const part = text.slice(start, start + 160).replace(/\s+/g, ' ');
+  const part = text.slice(start, start + 160).replace(/^#+ |[*`]+|^[>|-]+ ?|\|/gm, '').replace(/\s+/g, ' ').trim();
   return `${start > 0 ? '… ' : ''}${part}${start + 160 < text.length ? ' …' : ''}`;
 }
 

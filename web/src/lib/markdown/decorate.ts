@@ -138,7 +138,10 @@ export function decorate(html: string, kind: 'list' | 'table' | undefined, isFin
   }
   for (const formula of fragment.querySelectorAll<HTMLElement>('.formula')) void setFormula(formula);
   if (kind === 'list') return [...fragment.firstElementChild!.childNodes].filter(({ nodeName }) => nodeName === 'LI');
-  if (kind === 'table') return [...fragment.querySelectorAll(':scope > table > thead, :scope > table > tbody > tr')];
+  if (kind === 'table') {
+    const parts = [...fragment.firstElementChild!.children];
+    return parts.flatMap((part) => (part.nodeName === 'TBODY' ? [...part.children] : [part]));
+  }
   for (const table of fragment.querySelectorAll('table')) {
     const frame = tableFrame();
     table.replaceWith(frame.scroll);

@@ -4,6 +4,7 @@ import { appendCode, codeBlock, decorate, tableFrame, type CodeBlock } from './d
 import { type Env, type Token, md } from './parser';
 import { type Unit, unitsOf } from './units';
 
+const DEFINITION = /^ {0,3}\[[^\]\n]+\]:/m;
 const FENCE = /^( {0,3})(`{3,}|~{3,})([^\n]*)\n/;
 
 /** The list or the table that units are being added to. */
@@ -32,6 +33,7 @@ export class StreamRenderer {
   #fence: OpenFence | null = null;
   /** Up to where the whole lines have been looked at for units that are finished. */
   #checked = -1;
+  #isWhole = false;
   /** The elements of the open part. */
   #tail: Node[] = [];
 
@@ -46,7 +48,10 @@ export class StreamRenderer {
 
   /** Shows `text`. A text that does not continue the one before is rendered from its beginning. */
   update(text: string, isWhole: boolean): void {
-    if (!text.startsWith(this.#text) && !this.#continues(text)) this.#reset();
+    if (!this.#continues(text)) this.#reset();
+    // Definitions of links may come after their uses: such a text is rendered once more at its end.
+    if (isWhole && !this.#isWhole && this.#start > 0 && DEFINITION.test(text)) this.#reset();
+    this.#isWhole = isWhole;
     this.#text = text;
     if (this.#fence && this.#extendFence(isWhole)) return;
     this.#commit(isWhole);
