@@ -120,7 +120,7 @@ export async function startMock(port = 0): Promise<MockServer> {
   const fail = (response: ServerResponse, status: number, code: string, message: string) => json(response, { error: { message, type: 'invalid_request_error', param: null, code } }, status);
 
   /** The pieces that a text arrives in. */
-  const pieces = (text: string) => text.match(/\s*\S{1,6}|\s+/g) ?? [];
+  const pieces = (text: string) => text.match(text.length > 10_000 ? /[^]{1,40}/g : /\s*\S{1,6}|\s+/g) ?? [];
 
   async function play(body: Body, script: Script, stored: StoredStream): Promise<void> {
     const id = `chatcmpl-${++n}`;

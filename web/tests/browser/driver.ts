@@ -1,0 +1,146 @@
+// What scenarios need of a browser, so that they are written once for Chromium (Playwright) and Firefox (Puppeteer with WebDriver BiDi).
+import { mkdtempSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { chromium as playwright } from 'playwright-core';
+import puppeteer from 'puppeteer-core';
+
+export interface View {
+  width: number;
+  height: number;
+  isDark?: boolean;
+  isPhone?: boolean;
+}
+
+export interface Tab {
+  goto(url: string): Promise<void>;
+  reload(): Promise<void>;
+  click(selector: string): Promise<void>;
+  /** Types into the focused element. */
+  type(text: string): Promise<void>;
+  /** A key, with the names of modifiers before it: Control+K. */
+  press(key: string): Promise<void>;
+  hover(selector: string): Promise<void>;
+  files(selector: string, paths: string[]): Promise<void>;
+  eval<T, A = undefined>(action: (argument: A) => T | Promise<T>, argument?: A): Promise<T>;
+  screenshot(path?: string): Promise<Uint8Array>;
+  /** Errors of scripts and of the page's policy since the start. */
+  errors: string[];
+  close(): Promise<void>;
+}
+
+export interface Profile {
+  tab(): Promise<Tab>;
+  offline(isOffline: boolean): Promise<void>;
+  close(): Promise<void>;
+}
+
+export interface Browser {
+  name: string;
+  /** A new profile without any data. */
+  profile(view: View): Promise<Profile>;
+  close(): Promise<void>;
+}
+
+export async function chromium(): Promise<Browser> {
+  const browser = await playwright.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox'] });
+  return {
+    name: 'chromium',
+    async profile({ width, height, isDark, isPhone }) {
+      const context = await browser.newContext({
+        viewport: { width, height },
+        colorScheme: isDark ? 'dark' : 'light',
+        reducedMotion: 'reduce',
+        hasTouch: Boolean(isPhone),
+        isMobile: Boolean(isPhone),
+        permissions: ['clipboard-read', 'clipboard-write'],
+      });
+      return {
+        async tab() {
+          const page = await context.newPage();
+          const errors: string[] = [];
+          page.on('pageerror', (error) => errors.push(error.message));
+          page.on('console', (message) => {
+            if (message.type() === 'error' && /Content Security Policy|Refused to/.test(message.text())) errors.push(message.text());
+          });
+          return {
+            errors,
+            goto: async (url) => void (await page.goto(url)),
+            reload: async () => void (await page.reload()),
+            click: (selector) => page.click(selector, { timeout: 10_000 }),
+            type: (text) => page.keyboard.insertText(text),
+            press: (key) => page.keyboard.press(key),
+            hover: (selector) => page.hover(selector),
+            files: (selector, paths) => page.setInputFiles(selector, paths),
+            eval: (action, argument) => page.evaluate(action as never, argument as never),
+            screenshot: (path) => page.screenshot({ path }),
+            close: () => page.close(),
+          };
+        },
+        offline: (isOffline) => context.setOffline(isOffline),
+        close: () => context.close(),
+      };
+    },
+    close: () => browser.close(),
+  };
+}
+
+export async function firefox(): Promise<Browser> {
+  return {
+    name: 'firefox',
+    async profile({ width, height, isDark, isPhone }) {
+      const browser = await puppeteer.launch({
+        browser: 'firefox',
+        executablePath: process.env.FIREFOX ?? '/usr/bin/firefox-esr',
+        headless: true,
+        userDataDir: mkdtempSync(join(tmpdir(), 'page-test-')),
+        args: [`--width=${width}`, `--height=${height}`],
+        extraPrefsFirefox: { 'ui.systemUsesDarkTheme': isDark ? 1 : 0, 'ui.prefersReducedMotion': 1, 'dom.events.testing.asyncClipboard': true, 'layout.css.prefers-color-scheme.content-override': isDark ? 0 : 1 },
+      });
+      return {
+        async tab() {
+          const page = await browser.newPage();
+          await page.setViewport({ width, height, ...(isPhone ? {} : {}) });
+          const errors: string[] = [];
+          page.on('pageerror', (error) => errors.push(String((error as Error).message ?? error)));
+          page.on('console', (message) => {
+            if (message.type() === 'error' && /Content.Security.Policy/.test(message.text())) errors.push(message.text());
+          });
+          const found = async (selector: string) => {
+            const element = await page.waitForSelector(selector, { visible: true, timeout: 10_000 });
+            if (!element) throw new Error(`nothing is at ${selector}`);
+            await element.evaluate((node) => node.scrollIntoView({ block: 'nearest' }));
+            return element;
+          };
+          return {
+            errors,
+            goto: async (url) => void (await page.goto(url)),
+            reload: async () => void (await page.reload()),
+            click: async (selector) => (await found(selector)).click(),
+            type: (text) => page.keyboard.type(text),
+            press: async (key) => {
+              const keys = key.split('+');
+              const last = keys.pop()!;
+              for (const modifier of keys) await page.keyboard.down(modifier as 'Control');
+              await page.keyboard.press(last as 'Enter');
+              for (const modifier of keys.reverse()) await page.keyboard.up(modifier as 'Control');
+            },
+            hover: async (selector) => (await found(selector)).hover(),
+            files: async (selector, paths) => {
+              const input = await page.$(selector);
+              await (input as unknown as { uploadFile: (...files: string[]) => Promise<void> }).uploadFile(...paths);
+            },
+            eval: (action, argument) => page.evaluate(action as never, argument as never),
+            screenshot: (path) => page.screenshot({ path: path as `${string}.png` }),
+            close: () => page.close(),
+          };
+        },
+        offline: async () => {
+          throw new Error('not in Firefox');
+        },
+        close: () => browser.close(),
+      };
+    },
+    close: () => Promise.resolve(),
+  };
+}

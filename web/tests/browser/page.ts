@@ -1,0 +1,100 @@
+// The page as scenarios see it: what can be done, and waiting for what is to be seen.
+import type { MockServer } from '../mock-server';
+import type { Profile, Tab } from './driver';
+
+export class Chat {
+  constructor(
+    readonly tab: Tab,
+    readonly url: string,
+  ) {}
+
+  async open(): Promise<void> {
+    await this.tab.goto(this.url);
+    await this.see('textarea.field');
+    await this.see('.start h2, .turn');
+  }
+
+  /** Waits until `check` holds in the page. */
+  async until<A>(what: string, check: (argument: A) => unknown, argument?: A, timeout = 10_000): Promise<void> {
+    const end = Date.now() + timeout;
+    for (;;) {
+      if (await this.tab.eval(check as never, argument as never).catch(() => false)) return;
+      if (Date.now() > end) throw new Error(`not seen: ${what}; the page shows: ${(await this.tab.eval(() => document.body.innerText)).slice(0, 600)}`);
+      await new Promise((resolve) => setTimeout(resolve, 40));
+    }
+  }
+
+  see(selector: string, timeout?: number): Promise<void> {
+    return this.until(selector, (wanted: string) => document.querySelector(wanted), selector, timeout);
+  }
+
+  gone(selector: string): Promise<void> {
+    return this.until(`no ${selector}`, (wanted: string) => !document.querySelector(wanted), selector);
+  }
+
+  seeText(text: string, timeout?: number): Promise<void> {
+    return this.until(text, (wanted: string) => document.body.innerText.includes(wanted), text, timeout);
+  }
+
+  async text(selector: string): Promise<string> {
+    return this.tab.eval((wanted: string) => (document.querySelector(wanted) as HTMLElement | null)?.innerText ?? '', selector);
+  }
+
+  count(selector: string): Promise<number> {
+    return this.tab.eval((wanted: string) => document.querySelectorAll(wanted).length, selector);
+  }
+
+  button(label: string): Promise<void> {
+    return this.tab.click(`button[aria-label="${label}"]`);
+  }
+
+  /** Clicks the button with this text. */
+  async press(text: string): Promise<void> {
+    await this.until(`a button ${text}`, (wanted: string) => {
+      const button = [...document.querySelectorAll<HTMLButtonElement>('button')].find((one) => one.innerText.trim().startsWith(wanted) && !one.disabled);
+      button?.click();
+      return Boolean(button);
+    }, text);
+  }
+
+  async write(text: string): Promise<void> {
+    await this.tab.click('textarea.field');
+    await this.tab.type(text);
+  }
+
+  /** Asks, without waiting for the answer. */
+  async ask(text: string): Promise<void> {
+    await this.write(text);
+    await this.tab.press('Enter');
+    await this.until('an empty field', () => (document.querySelector('textarea.field') as HTMLTextAreaElement).value === '');
+  }
+
+  /** Waits until no answer is written. */
+  async idle(timeout = 20_000): Promise<void> {
+    await this.until('the end of the answer', () => !document.querySelector('.send.stop') && document.querySelector('.turn.a'), undefined, timeout);
+  }
+
+  async answer(text: string): Promise<string> {
+    const before = await this.count('.turn.a');
+    await this.ask(text);
+    await this.until('an answer', (n: number) => document.querySelectorAll('.turn.a').length > n, before);
+    await this.idle();
+    return this.lastAnswer();
+  }
+
+  lastAnswer(): Promise<string> {
+    return this.tab.eval(() => ([...document.querySelectorAll<HTMLElement>('.turn.a .prose')].at(-1)?.innerText ?? '').trim());
+  }
+}
+
+export interface Context {
+  mock: MockServer;
+  profile: Profile;
+  chat: Chat;
+  /** Another tab of the same profile. */
+  another(): Promise<Chat>;
+}
+
+export function expect(isTrue: unknown, message: string): asserts isTrue {
+  if (!isTrue) throw new Error(message);
+}
