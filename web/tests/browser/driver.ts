@@ -65,9 +65,9 @@ export async function chromium(): Promise<Browser> {
           });
           return {
             errors,
-            goto: async (url) => void (await page.goto(url)),
+            goto: async (url) => void (await page.goto(url, { timeout: 90_000 })),
             reload: async () => void (await page.reload()),
-            click: (selector) => page.click(selector, { timeout: 10_000 }),
+            click: (selector) => page.click(selector, { timeout: 30_000 }),
             type: (text) => page.keyboard.insertText(text),
             press: (key) => page.keyboard.press(key),
             hover: (selector) => page.hover(selector),
@@ -107,14 +107,14 @@ export async function firefox(): Promise<Browser> {
             if (message.type() === 'error' && /Content.Security.Policy/.test(message.text())) errors.push(message.text());
           });
           const found = async (selector: string) => {
-            const element = await page.waitForSelector(selector, { visible: true, timeout: 10_000 });
+            const element = await page.waitForSelector(selector, { visible: true, timeout: 30_000 });
             if (!element) throw new Error(`nothing is at ${selector}`);
             await element.evaluate((node) => node.scrollIntoView({ block: 'nearest' }));
             return element;
           };
           return {
             errors,
-            goto: async (url) => void (await page.goto(url)),
+            goto: async (url) => void (await page.goto(url, { timeout: 90_000 })),
             reload: async () => void (await page.reload()),
             click: async (selector) => (await found(selector)).click(),
             type: (text) => page.keyboard.type(text),

@@ -15,7 +15,7 @@ export class Chat {
   }
 
   /** Waits until `check` holds in the page. */
-  async until<A>(what: string, check: (argument: A) => unknown, argument?: A, timeout = 10_000): Promise<void> {
+  async until<A>(what: string, check: (argument: A) => unknown, argument?: A, timeout = 25_000): Promise<void> {
     const end = Date.now() + timeout;
     for (;;) {
       if (await this.tab.eval(check as never, argument as never).catch(() => false)) return;
@@ -71,7 +71,7 @@ export class Chat {
 
   /** Waits until no answer is written. */
   async idle(timeout = 20_000): Promise<void> {
-    await this.until('the end of the answer', () => !document.querySelector('.send.stop') && document.querySelector('.turn.a'), undefined, timeout);
+    await this.until('the end of the answer', () => !document.querySelector('.send.stop') && [...document.querySelectorAll('.turn.a')].at(-1)?.querySelector('.under'), undefined, timeout);
   }
 
   async answer(text: string): Promise<string> {

@@ -147,7 +147,12 @@ export class Run {
     let lost = 0;
     for (;;) {
       try {
-        stream ??= await complete(body, signal);
+        if (!stream) {
+          stream = await complete(body, signal);
+          // Stored at once: from here on the page may be closed.
+          if (stream.id) this.message.stream = { id: stream.id, bytes: 0 };
+          this.saveNow();
+        }
         if (stream.loadSeconds && typeof body.model === 'string') engine.noteLoad(body.model, stream.loadSeconds);
         return await this.#read(stream, body);
       } catch (error) {

@@ -4,8 +4,9 @@ import { postJson } from '../api/client';
 import { countTokens } from '../api/models';
 import { type HeldFile, keepFiles, partsOf, readFile } from '../files';
 import { newId } from '../ids';
+import * as db from '../store/db';
 import { draftOf, keepDraft } from '../store/local';
-import { asWriter } from '../store/tabs';
+import { asWriter, whenFree } from '../store/tabs';
 import type { Message } from '../types';
 import { Run, runs } from './answer.svelte';
 import { engine } from './engine.svelte';
@@ -180,12 +181,23 @@ class Chat {
     this.run?.stop();
   }
 
+  async #recoverLater(id: string): Promise<void> {
+    const stored = await db.get<Message>('messages', id).catch(() => undefined);
+    if (!stored || stored.conversation !== library.currentId) return;
+    library.show(stored);
+    if (stored.state === 'writing') await this.recover();
+  }
+
   /** Takes over answers whose page was closed: asks for their streams again, or marks them as cut off. */
   async recover(): Promise<void> {
     for (const message of [...library.messages.values()].filter(({ state }) => state === 'writing')) {
       if (runs.of(message.conversation)) continue;
       const isFree = await asWriter(message.id, () => Promise.resolve(true));
-      if (!isFree) continue;
+      if (!isFree) {
+        // Another tab writes it. Should that tab be closed before the end, this one goes on.
+        void whenFree(message.id).then(() => this.#recoverLater(message.id));
+        continue;
+      }
       const error = { code: 'gone', message: 'The page was closed while the answer was written.' };
       if (message.stream) await this.#run({ ...message }, this.#pathTo(message.parent), true);
       else await library.put({ ...message, state: message.content || message.thoughts ? 'cut' : 'failed', error });

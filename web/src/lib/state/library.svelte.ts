@@ -2,7 +2,7 @@
 import { SvelteMap } from 'svelte/reactivity';
 import { newId } from '../ids';
 import * as db from '../store/db';
-import { readJson, writeJson } from '../store/local';
+import { draftOf, read, readJson, write, writeJson } from '../store/local';
 import { migrate } from '../store/migrate';
 import { type Note, listen, tell } from '../store/tabs';
 import { type Children, childrenOf, choosing, pathOf, subtreeOf, versionsOf } from '../tree';
@@ -45,7 +45,7 @@ class Library {
     }
     listen((note) => void this.#follow(note));
     const last = location.hash.slice(1) || (sessionRead() ?? '');
-    await this.open(this.conversations.has(last) ? last : newId());
+    await this.open(this.conversations.has(last) ? last : this.#newOne(last));
     this.isLoaded = true;
     addEventListener('hashchange', () => {
       const id = location.hash.slice(1);
@@ -70,8 +70,16 @@ class Library {
     history.replaceState(null, '', this.conversations.has(id) ? `#${id}` : location.pathname + location.search);
   }
 
-  startNew(): Promise<void> {
-    return this.open(newId());
+  /** The conversation that is not stored yet and in which something was typed, or a new one. */
+  #newOne(last: string): string {
+    for (const id of [last, read('new') ?? '']) if (/^[0-9a-z]{14}$/.test(id) && !this.conversations.has(id) && draftOf(id)) return id;
+    const id = newId();
+    write('new', id);
+    return id;
+  }
+
+  async startNew(): Promise<void> {
+    if (this.current || !this.currentId) await this.open(this.#newOne(''));
   }
 
   #retree(): void {

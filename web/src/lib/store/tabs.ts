@@ -20,3 +20,8 @@ export async function asWriter<T>(message: string, action: () => Promise<T>): Pr
   if (!navigator.locks) return action();
   return navigator.locks.request(`answer/${message}`, { ifAvailable: true }, (lock) => (lock ? action() : undefined));
 }
+
+/** Waits until no tab writes an answer any more. */
+export async function whenFree(message: string): Promise<void> {
+  await navigator.locks?.request(`answer/${message}`, () => {});
+}
