@@ -72,7 +72,7 @@ export async function main(args: string[]): Promise<number> {
   else if (server !== 'mock') await test(`a conversation with ${server}`, () => runAgainst(browser, server));
   else {
     for (const scenario of scenarios) {
-      if (!scenario.name.includes(only)) continue;
+      if (!new RegExp(only).test(scenario.name)) continue;
       const reason = scenario.not?.[browser.name];
       if (reason) console.log(`skip  ${scenario.name}: ${reason}`);
       else await test(scenario.name, () => run(browser, scenario));

@@ -37,6 +37,7 @@ export function errorOf(body: unknown, status: number): ServerError {
 /** Sends a request. Fails with a ServerError where the answer is no success, with a ConnectionError where there is none. */
 export async function send(path: string, options: RequestInit = {}): Promise<Response> {
   let response: Response;
+  const key = apiKey();
   try {
     response = await fetch(path, { ...options, headers: { ...headers(), ...(options.headers as Record<string, string>) } });
   } catch (error) {
@@ -44,7 +45,8 @@ export async function send(path: string, options: RequestInit = {}): Promise<Res
     throw new ConnectionError('The server cannot be reached.');
   }
   if (response.ok) return response;
-  if (response.status === 401) hooks.keyWanted();
+  // A key that was entered meanwhile has not been tried.
+  if (response.status === 401 && key === apiKey()) hooks.keyWanted();
   const text = await response.text().catch(() => '');
   let body: unknown;
   try {

@@ -61,23 +61,36 @@ class Engine {
   async #refresh(): Promise<void> {
     try {
       const { models, memory } = await listModels();
-      for (const model of models) {
-        const known = this.#capabilities.get(model.name) ?? (await capabilitiesOf(model.name).catch(() => undefined));
-        if (known) this.#capabilities.set(model.name, known);
-        Object.assign(model, { ...known, vision: model.vision ?? known?.vision });
-        if (model.loaded && !this.defaults[model.name]) {
-          const defaults = await defaultsOf(model.name).catch(() => undefined);
-          if (defaults) this.defaults = { ...this.defaults, [model.name]: defaults };
-        }
-      }
-      this.models = models;
+      this.models = models.map((model) => this.#withCapabilities(model));
       this.memory = memory;
       this.isKnown = true;
       this.#isBack();
+      await this.#learn(models);
     } catch (error) {
       if (error instanceof ConnectionError) this.lost();
       // A server that wants a key, or that refuses for the moment, is there.
       else if (error instanceof ServerError) this.#isBack();
+    }
+  }
+
+  #withCapabilities(model: Model): Model {
+    const known = this.#capabilities.get(model.name);
+    return known ? { ...model, ...known, vision: model.vision ?? known.vision } : model;
+  }
+
+  /** Asks what models can do, and for the options of loaded ones, where that is not known yet. */
+  async #learn(models: Model[]): Promise<void> {
+    const unknown = models.filter(({ name }) => !this.#capabilities.has(name));
+    await Promise.all(
+      unknown.map(async ({ name }) => {
+        const capabilities = await capabilitiesOf(name).catch(() => undefined);
+        if (capabilities) this.#capabilities.set(name, capabilities);
+      }),
+    );
+    if (unknown.length) this.models = models.map((model) => this.#withCapabilities(model));
+    for (const { name } of models.filter((model) => model.loaded && !this.defaults[model.name])) {
+      const defaults = await defaultsOf(name).catch(() => undefined);
+      if (defaults) this.defaults = { ...this.defaults, [name]: defaults };
     }
   }
 
