@@ -43,7 +43,7 @@ export interface Browser {
 }
 
 export async function chromium(): Promise<Browser> {
-  const browser = await playwright.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox'] });
+  const browser = await playwright.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] });
   return {
     name: 'chromium',
     async profile({ width, height, isDark, isPhone }) {

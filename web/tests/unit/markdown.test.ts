@@ -56,6 +56,16 @@ describe('a growing text', () => {
     }
   });
 
+  it('goes on after it was whole', () => {
+    const text = 'First.\n\n- a sentence that ends here';
+    const root = document.createElement('div');
+    const renderer = new StreamRenderer(root);
+    renderer.update(text, true);
+    renderer.update(`${text} and goes`, false);
+    renderer.update(`${text} and goes on`, true);
+    expect(htmlOf(root)).toBe(render(`${text} and goes on`, []));
+  });
+
   it('never touches finished blocks again', () => {
     const text = longText(2500);
     const root = document.createElement('div');

@@ -48,7 +48,8 @@ export class StreamRenderer {
 
   /** Shows `text`. A text that does not continue the one before is rendered from its beginning. */
   update(text: string, isWhole: boolean): void {
-    if (!this.#continues(text)) this.#reset();
+    // A text that was whole goes on within its last block.
+    if (!this.#continues(text) || (this.#isWhole && text.length > this.#text.length)) this.#reset();
     // Definitions of links may come after their uses: such a text is rendered once more at its end.
     if (isWhole && !this.#isWhole && this.#start > 0 && DEFINITION.test(text)) this.#reset();
     this.#isWhole = isWhole;

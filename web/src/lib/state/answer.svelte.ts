@@ -108,9 +108,10 @@ export class Run {
 
   async #body(path: Message[], settings: ChatSettings, summary: string, functions: FunctionTool[], canThink: boolean): Promise<Record<string, unknown>> {
     const messages: ApiMessage[] = await messagesFor([...path, this.message], settings, summary, partsOf);
+    const model = engine.model(settings.model)?.name;
     const isContinued = messages.at(-1)?.role === 'assistant';
     return {
-      ...(settings.model ? { model: settings.model } : {}),
+      ...(model ? { model } : {}),
       messages,
       ...fieldsOf(settings, canThink),
       ...(isContinued ? { continue_final_message: true } : {}),

@@ -207,7 +207,7 @@ class Chat {
   /** Asks for a short text, off the stream of answers. */
   async #shortAnswer(messages: unknown[], maxTokens: number, signal: AbortSignal): Promise<string> {
     type Completion = { choices: { message: { content: string | null } }[] };
-    const model = library.settings.model;
+    const model = engine.model(library.settings.model)?.name;
     const body = { ...(model ? { model } : {}), messages, max_tokens: maxTokens, temperature: 0.3, reasoning_effort: 'none', stream: false };
     const { choices } = await postJson<Completion>('v1/chat/completions', body, signal);
     return choices[0]?.message.content ?? '';
