@@ -48,3 +48,6 @@ export function longText(n: number): string {
   for (let i = 0; text.length < n; i++) text += PARTS[i % PARTS.length];
   return text;
 }
+
+/** Characters of the slow answer. */
+export const SLOW = 700;

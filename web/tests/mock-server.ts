@@ -5,7 +5,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import { existsSync, readFileSync } from 'node:fs';
 import { extname, join, normalize } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { RAIN, longText } from './answers.ts';
+import { RAIN, SLOW, longText } from './answers.ts';
 
 interface ApiMessage {
   role: string;
@@ -88,7 +88,7 @@ function scriptOf(body: Body): Script {
   if (body.response_format) return { text: '{ "day": "Monday", "mm": 3.0 }' };
   if (/long (\d+)/.test(asked)) return { text: longText(Number(/long (\d+)/.exec(asked)![1])) };
   if (/break off/.test(asked)) return { text: longText(1500), cutAfter: 60, delay: 10 };
-  if (/slow/.test(asked)) return { text: longText(1500), delay: 40 };
+  if (/slow/.test(asked)) return { text: longText(SLOW), delay: 30 };
   if (/rain|bucket/.test(asked)) return { text: RAIN };
   return { text: `You asked: ${asked.slice(0, 200)}` };
 }

@@ -10,6 +10,8 @@ export interface View {
   height: number;
   isDark?: boolean;
   isPhone?: boolean;
+  /** With the service worker, which reads all files of the page. */
+  hasWorker?: boolean;
 }
 
 export interface Tab {
@@ -46,11 +48,12 @@ export async function chromium(): Promise<Browser> {
   const browser = await playwright.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] });
   return {
     name: 'chromium',
-    async profile({ width, height, isDark, isPhone }) {
+    async profile({ width, height, isDark, isPhone, hasWorker }) {
       const context = await browser.newContext({
         viewport: { width, height },
         colorScheme: isDark ? 'dark' : 'light',
         reducedMotion: 'reduce',
+        serviceWorkers: hasWorker ? 'allow' : 'block',
         hasTouch: Boolean(isPhone),
         isMobile: Boolean(isPhone),
         permissions: ['clipboard-read', 'clipboard-write'],
@@ -88,19 +91,19 @@ export async function chromium(): Promise<Browser> {
 export async function firefox(): Promise<Browser> {
   return {
     name: 'firefox',
-    async profile({ width, height, isDark, isPhone }) {
+    async profile({ width, height, isDark, hasWorker }) {
       const browser = await puppeteer.launch({
         browser: 'firefox',
         executablePath: process.env.FIREFOX ?? '/usr/bin/firefox-esr',
         headless: true,
         userDataDir: mkdtempSync(join(tmpdir(), 'page-test-')),
         args: [`--width=${width}`, `--height=${height}`],
-        extraPrefsFirefox: { 'ui.systemUsesDarkTheme': isDark ? 1 : 0, 'ui.prefersReducedMotion': 1, 'dom.events.testing.asyncClipboard': true, 'layout.css.prefers-color-scheme.content-override': isDark ? 0 : 1 },
+        extraPrefsFirefox: { 'dom.serviceWorkers.enabled': Boolean(hasWorker), 'ui.systemUsesDarkTheme': isDark ? 1 : 0, 'ui.prefersReducedMotion': 1, 'dom.events.testing.asyncClipboard': true, 'layout.css.prefers-color-scheme.content-override': isDark ? 0 : 1 },
       });
       return {
         async tab() {
           const page = await browser.newPage();
-          await page.setViewport({ width, height, ...(isPhone ? {} : {}) });
+          await page.setViewport({ width, height });
           const errors: string[] = [];
           page.on('pageerror', (error) => errors.push(String((error as Error).message ?? error)));
           page.on('console', (message) => {

@@ -70,7 +70,7 @@ export class Chat {
   }
 
   /** Waits until no answer is written. */
-  async idle(timeout = 20_000): Promise<void> {
+  async idle(timeout = 90_000): Promise<void> {
     await this.until('the end of the answer', () => !document.querySelector('.send.stop') && [...document.querySelectorAll('.turn.a')].at(-1)?.querySelector('.under'), undefined, timeout);
   }
 

@@ -3,13 +3,14 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { longText } from '../answers';
+import { SLOW, longText } from '../answers';
+import type { View } from './driver';
 import { type Chat, type Context, expect } from './page';
 
 export interface Scenario {
   name: string;
   run: (context: Context) => Promise<void>;
-  view?: { width: number; height: number; isPhone?: boolean };
+  view?: View;
   /** Browsers that cannot do what it needs, with the reason. */
   not?: Partial<Record<string, string>>;
 }
@@ -179,7 +180,7 @@ const files: Scenario[] = [
       const pdf = join(tmpdir(), 'manual.pdf');
       writeFileSync(pdf, pdfOf('Hello from page one'));
       await chat.tab.files('.foot input[type=file]', [text, pdf, new URL('../../public/icon-192.png', import.meta.url).pathname]);
-      await chat.until('three files', () => document.querySelectorAll('.held .heldpic').length === 3 && !document.querySelector('.reading'), undefined, 20_000);
+      await chat.until('three files', () => document.querySelectorAll('.held .heldpic').length === 3 && !document.querySelector('.reading'), undefined, 60_000);
       expect((await chat.text('.held')).includes('1 page'), 'the PDF has its number of pages');
       await chat.answer('look at these');
       const sent = JSON.stringify(mock.requests.find((body) => body.stream));
@@ -397,11 +398,11 @@ const trouble: Scenario[] = [
       await chat.ask('slow');
       await chat.until('some text', () => (document.querySelector<HTMLElement>('.turn.a .prose')?.innerText.length ?? 0) > 60);
       mock.cut();
-      await chat.idle(60_000);
+      await chat.idle();
       const answer = await chat.lastAnswer();
       const words = (text: string) => text.replace(/[^a-z0-9]/gi, '');
-      expect(words(answer).includes(words('What is measured twice is measured better')) && words(answer).startsWith(words(longText(100)).slice(0, 60)), 'all of it is there, once');
-      expect((answer.match(/wind does not carry/g) ?? []).length === (longText(1500).match(/wind does not carry/g) ?? []).length, 'nothing is there twice');
+      expect(words(answer).includes(words('What is measured twice')) && words(answer).startsWith(words(longText(100)).slice(0, 60)), 'all of it is there, once');
+      expect((answer.match(/wind does not carry/g) ?? []).length === (longText(SLOW).match(/wind does not carry/g) ?? []).length, 'nothing is there twice');
     },
   },
   {
@@ -412,9 +413,9 @@ const trouble: Scenario[] = [
       await chat.tab.reload();
       await chat.see('.turn.a');
       await chat.see('.send.stop');
-      await chat.idle(60_000);
+      await chat.idle();
       const answer = await chat.lastAnswer();
-      expect((answer.match(/wind does not carry/g) ?? []).length === (longText(1500).match(/wind does not carry/g) ?? []).length, `nothing is lost or there twice: ${answer.slice(0, 200)}`);
+      expect((answer.match(/wind does not carry/g) ?? []).length === (longText(SLOW).match(/wind does not carry/g) ?? []).length, `nothing is lost or there twice: ${answer.slice(0, 200)}`);
       expect(mock.requests.filter((body) => body.stream).length === 1, 'it was asked once');
     },
   },
@@ -574,10 +575,11 @@ const rest: Scenario[] = [
   },
   {
     name: 'the page opens without its server',
+    view: { width: 1280, height: 800, hasWorker: true },
     not: { firefox: 'its driver cannot take the network away from a service worker' },
     run: async ({ chat, profile }) => {
       await chat.answer('keep this');
-      await chat.until('the worker', () => navigator.serviceWorker.ready.then(() => Boolean(navigator.serviceWorker.controller)), undefined, 20_000);
+      await chat.until('the worker', () => navigator.serviceWorker.ready.then(() => Boolean(navigator.serviceWorker.controller)), undefined, 60_000);
       await profile.offline(true);
       await chat.tab.reload();
       await chat.seeText('You asked: keep this');
