@@ -61,7 +61,7 @@ export function codeBlock(language: string): CodeBlock {
   const pre = document.createElement('pre');
   pre.tabIndex = 0;
   pre.setAttribute('aria-label', `Code, ${name.textContent}`);
-  pre.setAttribute('role', 'region');
+  pre.setAttribute('role', 'group');
   pre.append(code);
   const text = () => (code.textContent ?? '').replace(/\n$/, '');
   head.append(
@@ -115,7 +115,7 @@ export function tableFrame(): { scroll: HTMLElement; table: HTMLElement } {
   const scroll = document.createElement('div');
   scroll.className = 'table';
   scroll.tabIndex = 0;
-  scroll.setAttribute('role', 'region');
+  scroll.setAttribute('role', 'group');
   scroll.setAttribute('aria-label', 'Table');
   const table = document.createElement('table');
   scroll.append(table);
