@@ -96,6 +96,7 @@ export async function firefox(): Promise<Browser> {
         browser: 'firefox',
         executablePath: process.env.FIREFOX ?? '/usr/bin/firefox-esr',
         headless: true,
+        defaultViewport: null,
         userDataDir: mkdtempSync(join(tmpdir(), 'page-test-')),
         args: [`--width=${width}`, `--height=${height}`],
         extraPrefsFirefox: { 'dom.serviceWorkers.enabled': Boolean(hasWorker), 'ui.systemUsesDarkTheme': isDark ? 1 : 0, 'ui.prefersReducedMotion': 1, 'dom.events.testing.asyncClipboard': true, 'layout.css.prefers-color-scheme.content-override': isDark ? 0 : 1 },
@@ -103,7 +104,8 @@ export async function firefox(): Promise<Browser> {
       return {
         async tab() {
           const page = await browser.newPage();
-          await page.setViewport({ width, height });
+          // Firefox ESR knows this in part only: its window has the size already.
+          await page.setViewport({ width, height }).catch(() => {});
           const errors: string[] = [];
           page.on('pageerror', (error) => errors.push(String((error as Error).message ?? error)));
           page.on('console', (message) => {
