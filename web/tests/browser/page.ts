@@ -14,7 +14,7 @@ export class Chat {
     await this.see('.start h2, .turn');
   }
 
-  /** Waits until `check` holds in the page. */
+  /** Waits until `check` holds in the page. It returns no element: drivers do not pass these on alike. */
   async until<A>(what: string, check: (argument: A) => unknown, argument?: A, timeout = 25_000): Promise<void> {
     const end = Date.now() + timeout;
     for (;;) {
@@ -25,7 +25,7 @@ export class Chat {
   }
 
   see(selector: string, timeout?: number): Promise<void> {
-    return this.until(selector, (wanted: string) => document.querySelector(wanted), selector, timeout);
+    return this.until(selector, (wanted: string) => Boolean(document.querySelector(wanted)), selector, timeout);
   }
 
   gone(selector: string): Promise<void> {
@@ -71,7 +71,7 @@ export class Chat {
 
   /** Waits until no answer is written. */
   async idle(timeout = 90_000): Promise<void> {
-    await this.until('the end of the answer', () => !document.querySelector('.send.stop') && [...document.querySelectorAll('.turn.a')].at(-1)?.querySelector('.under'), undefined, timeout);
+    await this.until('the end of the answer', () => !document.querySelector('.send.stop') && Boolean([...document.querySelectorAll('.turn.a')].at(-1)?.querySelector('.under')), undefined, timeout);
   }
 
   async answer(text: string): Promise<string> {

@@ -201,7 +201,7 @@ const files: Scenario[] = [
       await chat.until('the model', () => {
         const pick = [...document.querySelectorAll<HTMLElement>('.m .pick')].find((one) => one.innerText.includes('gpt-oss'));
         pick?.click();
-        return pick;
+        return Boolean(pick);
       });
       await chat.ask('what is this').catch(() => {});
       await chat.seeText('gpt-oss 20B sees no pictures');
