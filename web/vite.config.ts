@@ -53,5 +53,5 @@ export default defineConfig({
     reportCompressedSize: false,
   },
   server: { port: 5173, proxy: Object.fromEntries(api.map((path) => [`/${path}`, { target: API, changeOrigin: true }])) },
-  test: { environment: 'node', include: ['tests/unit/**/*.test.ts'], testTimeout: 60_000 },
+  test: { environment: 'node', include: ['tests/unit/**/*.test.ts'], testTimeout: 600_000 },
 } as Parameters<typeof defineConfig>[0]);
