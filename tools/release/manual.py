@@ -24,15 +24,14 @@ def escape(text):
 
 
 def section(heading, lines):
-    """The lines below a heading: a list of terms where they look like one, else as they are."""
-    indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
-    verbatim = heading in ("EXAMPLES", "SYNOPSIS", "DESCRIPTION", "OUTPUT") or not all(indent >= 2 for indent in indents)
-    if verbatim:
-        cut = min(indents, default=0)
-        return [".nf", *(escape(line[cut:]) for line in lines), ".fi"]
+    """The lines below a heading: examples as they are, a list of terms if they look like one, else paragraphs."""
+    if heading in ("EXAMPLES", "SYNOPSIS"):
+        return [".nf", *(escape(line.strip()) for line in lines), ".fi"]
+    matches = [TERM.match(line) for line in lines]
+    if not any(match and (match[3] or match[2].startswith("-")) for match in matches):
+        return [escape(line.strip()) if line.strip() else ".PP" for line in lines]
     out = []
-    for line in lines:
-        match = TERM.match(line)
+    for line, match in zip(lines, matches):
         if match:
             out += [".TP", f".B {escape(match[2])}"] + ([escape(match[3])] if match[3] else [])
         elif line.strip():
@@ -45,27 +44,22 @@ def page(program, command, version, date):
     name = "-".join(["metal-attention", *command])
     about, _, rest = help_of(program, command).partition("\n")
     out = [f'.TH {name.upper()} 1 "{date}" "metal-attention {version}"', ".SH NAME", f"{name} \\- {escape(about)}"]
-    sections = [("DESCRIPTION", [])]
+    # Whatever stands below no heading describes the command.
+    sections = {"SYNOPSIS": [], "DESCRIPTION": []}
+    heading = "DESCRIPTION"
     for line in rest.splitlines():
         if line.startswith("Usage:"):
-            sections.append(("SYNOPSIS", [line.removeprefix("Usage:")]))
+            heading, line = "SYNOPSIS", line.removeprefix("Usage:")
         elif HEADING.match(line):
-            sections.append((line[:-1].upper(), []))
-        elif sections[-1][0] not in ("DESCRIPTION",) and line and not line.startswith(" "):
-            # A paragraph after a list of options.
-            sections.append(("DESCRIPTION", [line]))
-        else:
-            sections[-1][1].append(line)
-    for heading, lines in sections:
-        while lines and not lines[-1].strip():
-            lines.pop()
-        while lines and not lines[0].strip():
-            lines.pop(0)
+            heading, line = line[:-1].upper(), ""
+        elif line and not line.startswith(" "):
+            heading = "DESCRIPTION"
+        sections.setdefault(heading, []).append(line)
+    for heading, lines in sections.items():
+        lines[:] = "\n".join(lines).strip("\n").splitlines()
         if lines:
             out += [f'.SH "{heading}"', *section(heading, lines)]
-    listed = [lines for heading, lines in sections if heading == "COMMANDS"]
-    below = [match[2] for line in (listed[0] if listed else []) if (match := TERM.match(line)) and match[3]]
-    below = [command for command in below if command != "help"]
+    below = [match[2] for line in sections.get("COMMANDS", []) if (match := TERM.match(line)) and match[2] != "help"]
     if below:
         out += [".SH SEE ALSO", ", ".join(f"\\fB{name}\\-{escape(command)}\\fR(1)" for command in below)]
     return name, "\n".join(out) + "\n", below
