@@ -14,7 +14,7 @@ use crate::sampling::SamplerOptions;
 use crate::{EngineOptions, Error};
 
 /// The GGUF file of the built-in model: `TinyStories` 260K by Andrej Karpathy, MIT licence.
-pub const BUILT_IN_MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf"));
+pub const BUILT_IN_MODEL: &[u8] = include_bytes!(env!("METAL_ATTENTION_BUILT_IN_MODEL"));
 
 /// Options of opening a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
