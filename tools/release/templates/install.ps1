@@ -11,12 +11,20 @@ param(
 $ErrorActionPreference = "Stop"
 $ProgressPreference = "SilentlyContinue"
 
+# Changes the list of folders in the user's PATH. Other folders keep their variables, such as %USERPROFILE%.
 function Set-UserPath([scriptblock]$change) {
-    $folders = @([Environment]::GetEnvironmentVariable("Path", "User") -split ";" | Where-Object { $_ })
-    $new = @(& $change $folders)
-    if (($new -join ";") -ne ($folders -join ";")) {
-        [Environment]::SetEnvironmentVariable("Path", ($new -join ";"), "User")
+    $key = [Microsoft.Win32.Registry]::CurrentUser.OpenSubKey("Environment", $true)
+    try {
+        $folders = @($key.GetValue("Path", "", "DoNotExpandEnvironmentNames") -split ";" | Where-Object { $_ })
+        $new = @(& $change $folders) -join ";"
+        if ($new -eq ($folders -join ";")) { return }
+        $key.SetValue("Path", $new, "ExpandString")
+    } finally {
+        $key.Dispose()
     }
+    # Tells running programs, such as the desktop, that variables have changed.
+    [Environment]::SetEnvironmentVariable("METAL_ATTENTION_INSTALLED", "1", "User")
+    [Environment]::SetEnvironmentVariable("METAL_ATTENTION_INSTALLED", $null, "User")
 }
 
 function Uninstall-MetalAttention {
@@ -35,7 +43,7 @@ function Install-MetalAttention {
     $machine = if ($env:PROCESSOR_ARCHITEW6432) { $env:PROCESSOR_ARCHITEW6432 } else { $env:PROCESSOR_ARCHITECTURE }
     # Windows 11 on ARM runs programs for x86-64, too.
     if ($machine -notin "AMD64", "ARM64") {
-        throw "install.ps1: there is no program for Windows on $machine. Build it: cargo install --git @ADDRESS@"
+        throw "install.ps1: there is no program for Windows on $machine. Build it: cargo install --git @ADDRESS@ metal-attention-cli"
     }
     [Net.ServicePointManager]::SecurityProtocol = [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
     $name = "metal-attention-$Version-x86_64-pc-windows-msvc"
