@@ -361,7 +361,7 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     on(&["serve"], &["--threads-http"], Value, Nothing("requests need no threads of their own")),
     on(
         &["serve"],
-        &["--metrics", "--slots", "--no-slots", "--props", "--webui", "--no-webui", "--ui", "--no-ui"],
+        &["--metrics", "--slots", "--no-slots", "--props", "--webui", "--ui"],
         FlagValue::Nothing,
         Nothing("the page and /metrics are always there"),
     ),
@@ -373,7 +373,9 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     ),
     on(&["serve"], &["--pooling"], Value, Refused("the model's file says how its states become a vector")),
     on(&["serve"], &["--ssl-key-file", "--ssl-cert-file"], Value, Refused(NO_TLS)),
-    on(&["serve"], &["--path", "--api-prefix"], Value, Refused("a proxy can have the server at another path")),
+    on(&["serve"], &["--no-webui", "--no-ui"], FlagValue::Nothing, Flag("--no-page")),
+    on(&["serve"], &["--path"], Value, Flag("--page")),
+    on(&["serve"], &["--api-prefix"], Value, Refused("a proxy can have the server at another path")),
     on(&["serve"], &["--models-preset"], Value, Refused("--config names a file with models, their names and settings")),
     on(
         &["serve"],

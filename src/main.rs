@@ -28,6 +28,7 @@ mod model_args;
 mod model_summary;
 mod npy;
 mod output_file;
+mod page_args;
 mod picture_args;
 mod profile_args;
 mod progress;
@@ -65,8 +66,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, draft, embed, encode_image, export_tokenizer, imatrix,
-    info, kernels, launch, list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, draft, embed, encode_image, export_tokenizer,
+    imatrix, info, kernels, launch, list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth,
+    tokenize,
 };
 
 const AFTER_HELP: &str = "\

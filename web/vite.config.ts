@@ -46,6 +46,8 @@ export default defineConfig({
   base: './',
   plugins: [svelte(), onlyWoff2(), serviceWorker()],
   build: {
+    outDir: '../crates/metal-attention-server/page',
+    emptyOutDir: true,
     target: 'es2022',
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0,

@@ -25,6 +25,7 @@ use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
+use crate::page_args::PageArgs;
 use crate::picture_args::MmprojArgs;
 use crate::replica_args::ReplicaArgs;
 use crate::served::{ModelFolders, ServedModel, ServedPictures, ServingSetup, print_line};
@@ -130,6 +131,9 @@ pub struct Args {
 
     #[command(flatten)]
     pictures: ServedPictureArgs,
+
+    #[command(flatten)]
+    page: PageArgs,
 
     #[command(flatten)]
     access: AccessArgs,
@@ -476,6 +480,7 @@ impl Args {
             max_body: access.max_body,
             max_bodies: access.max_bodies,
             responses: self.responses.store()?,
+            page: self.page.page()?,
             max_connections: access.max_connections,
             max_connections_per_address: access.max_connections_per_address,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),

@@ -3,7 +3,7 @@ import { readFileSync, readdirSync } from 'node:fs';
 import { gzipSync } from 'node:zlib';
 
 const BUDGET = 150 * 1024;
-const dist = new URL('../dist/', import.meta.url);
+const dist = new URL('../../crates/metal-attention-server/page/', import.meta.url);
 const size = (name) => gzipSync(readFileSync(new URL(name, dist)), { level: 9 }).length;
 const html = readFileSync(new URL('index.html', dist), 'utf8');
 const first = ['index.html', ...[...html.matchAll(/(?:src|href)="\.\/(assets\/[^"]+)"/g)].map((match) => match[1])];

@@ -94,7 +94,7 @@ function scriptOf(body: Body): Script {
 }
 
 export async function startMock(port = 0): Promise<MockServer> {
-  const dist = fileURLToPath(new URL('../dist/', import.meta.url));
+  const dist = fileURLToPath(new URL('../../crates/metal-attention-server/page/', import.meta.url));
   const streams = new Map<string, StoredStream>();
   const answering = new Set<ServerResponse>();
   let n = 0;

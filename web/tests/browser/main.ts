@@ -61,7 +61,12 @@ export async function main(args: string[]): Promise<number> {
   const test = async (title: string, action: () => Promise<void>) => {
     const begun = Date.now();
     try {
-      await action();
+      // On a busy machine a browser may stand still for longer than a scenario waits: with --retry it gets a second try.
+      await action().catch((error) => {
+        if (!args.includes('--retry')) throw error;
+        console.log(`retry ${title}: ${error instanceof Error ? error.message : String(error)}`);
+        return action();
+      });
       console.log(`ok    ${title} (${((Date.now() - begun) / 1000).toFixed(1)} s)`);
     } catch (error) {
       nFailed++;

@@ -56,6 +56,7 @@ pub use models::{
     ModelStore, ModelsOptions, NoTime, Placement, PullProgress, SourceError, StoredModel,
 };
 pub use options::{ApiKeys, EmptyKey, HttpOptions};
+pub use page::Page;
 pub use pictures::{HostName, PictureOptions};
 pub use request_line::LOG_TARGET;
 pub use responses::{ResponseStore, StoreError, StoreLimits};

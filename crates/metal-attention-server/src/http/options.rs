@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::PageTools;
+use super::page::Page;
 use super::pictures::PictureOptions;
 use super::responses::ResponseStore;
 
@@ -55,6 +56,8 @@ pub struct HttpOptions {
     pub drain_delay: Duration,
     /// The time after that in which running requests may finish.
     pub grace: Duration,
+    /// What is at `/`.
+    pub page: Page,
     /// The MCP tools that the page may call; `None`: no MCP server is configured.
     pub tools: Option<Arc<PageTools>>,
 }
@@ -81,6 +84,7 @@ impl Default for HttpOptions {
             timeout: None,
             drain_delay: Duration::ZERO,
             grace: Duration::from_secs(10),
+            page: Page::default(),
             tools: None,
         }
     }

@@ -3,7 +3,7 @@
 use std::panic::AssertUnwindSafe;
 
 use axum::extract::Request;
-use axum::http::{HeaderMap, Method, Response};
+use axum::http::{Method, Response};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::{any, get, post};
@@ -85,22 +85,10 @@ pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
     let (router, api) = closed.merge(open).split_for_parts();
     let api = openapi::complete(api, &app.options, checks_host);
     let mcp = mcp::router(app, is_loopback);
-    let has_tools = mcp.has_routes();
     let router = router
         .merge(mcp)
         .route("/openapi.json", get(move || async move { axum::Json(api) }))
-        .route("/", get(move |headers: HeaderMap| async move { page::html(&headers, has_tools) }))
-        .route("/chat.css", get(page::css))
-        .route("/chat.js", get(page::script))
-        .route("/store.js", get(page::store))
-        .route("/pictures.js", get(page::pictures))
-        .route("/attachments.js", get(page::attachments))
-        .route("/view.js", get(page::view))
-        .route("/tools.js", get(page::tools))
-        .route("/markdown.js", get(page::markdown))
-        .route("/clipboard.js", get(page::clipboard))
-        .route("/icon.svg", get(page::icon))
-        .fallback(not_found)
+        .fallback(page::file_or_not_found)
         .method_not_allowed_fallback(method_not_allowed);
     layers(router, app, checks_host).with_state(app.clone())
 }

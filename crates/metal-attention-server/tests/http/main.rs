@@ -13,6 +13,7 @@ mod nan_logits;
 mod null_executor;
 mod ollama;
 mod ollama_models;
+mod page;
 mod pictures;
 mod ranking;
 mod replicas;
@@ -293,8 +294,8 @@ fn pages_of_other_origins_need_the_cors_option() {
     assert!(answer.contains("access-control-allow-headers: authorization,x-stainless-os"), "{answer}");
     assert!(answer.contains("access-control-allow-private-network: true"), "{answer}");
     let answer = server.send("GET", "/v1/models", &[preflight[0]], b"").headers;
-    let exposed = "access-control-expose-headers: x-ignored,x-schema-unsupported,x-truncated,x-dropped-turns,x-model,x-model-load-seconds,\
-                   x-request-id,request-id";
+    let exposed = "access-control-expose-headers: x-ignored,x-schema-unsupported,x-truncated,x-dropped-turns,x-model,x-stream-id,\
+                   x-model-load-seconds,x-request-id,request-id";
     assert!(answer.contains(exposed), "{answer}");
 }
 
