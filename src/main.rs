@@ -66,7 +66,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, draft, embed, encode_image, export_tokenizer,
+    bench, chat, compare, completions, detokenize, devices, doctor, draft, embed, encode_image, export_tokenizer,
     imatrix, info, kernels, launch, list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth,
     tokenize,
 };
@@ -140,6 +140,7 @@ enum Command {
     Compare(compare::Args),
     Bench(bench::Args),
     Devices(devices::Args),
+    Doctor(doctor::Args),
     #[command(aliases = ["get", "download"])]
     Pull(pull::Args),
     #[command(visible_alias = "ls")]
@@ -187,6 +188,7 @@ impl Command {
             Self::Compare(args) => compare::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Devices(args) => devices::run(args),
+            Self::Doctor(args) => doctor::run(args),
             Self::Pull(args) => pull::run(args),
             Self::List(args) => list::run(args),
             Self::Rm(args) => rm::run(args),

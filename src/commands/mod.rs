@@ -6,6 +6,7 @@ pub mod compare;
 pub mod completions;
 pub mod detokenize;
 pub mod devices;
+pub mod doctor;
 pub mod draft;
 pub mod embed;
 pub mod encode_image;

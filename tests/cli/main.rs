@@ -7,6 +7,7 @@ mod compare;
 mod compare_llama_cpp;
 mod cuda;
 mod devices;
+mod doctor;
 mod draft;
 mod draft_models;
 mod e2e;
