@@ -451,10 +451,13 @@ const rest: Scenario[] = [
     name: 'on a phone conversations are in a drawer, and targets are large',
     view: { width: 390, height: 844, isPhone: true },
     run: async ({ chat }) => {
-      await chat.write('rain');
+      await chat.write('How do I turn the bucket counts of this rain gauge into millimetres? Use the readings of last week.');
       await chat.button('Send');
       await chat.idle();
-      expect((await chat.tab.eval(() => document.documentElement.scrollWidth)) <= 390, 'nothing is wider than the screen');
+      const wide = await chat.tab.eval(() =>
+        [...document.querySelectorAll('.main > *, .row, .turn, textarea.field')].filter((one) => one.getBoundingClientRect().right > 391).map((one) => one.className),
+      );
+      expect(!wide.length, `wider than the screen: ${wide.join(', ')}`);
       await chat.button('Conversations');
       await chat.see('.side.open');
       await chat.tab.press('Escape');
