@@ -48,6 +48,7 @@ export default defineConfig({
   build: {
     outDir: '../crates/metal-attention-server/page',
     emptyOutDir: true,
+    license: { fileName: 'licenses.md' },
     target: 'es2022',
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0,
