@@ -337,7 +337,7 @@ impl MemorySummary {
             let groups = CacheGroups::new(spec, room);
             let kv_cache_bytes = groups.n_elements(spec).saturating_mul(2);
             let state_bytes = groups.states().map_or(0, |states| states.bytes());
-            let drafter_bytes = drafter.weights.saturating_add(options.drafter_cache_bytes(n_ctx, n_ctx));
+            let drafter_bytes = options.drafter_bytes(n_ctx, Some(n_ctx));
             let parts = [weights_bytes, kv_cache_bytes, state_bytes, drafter_bytes];
             let total_bytes = parts.into_iter().fold(0, u64::saturating_add);
             Self { n_ctx, weights_bytes, kv_cache_bytes, state_bytes, drafter_bytes, total_bytes }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::cli_error::CliError;
 use crate::metadata_text::safe;
+use crate::terminal::no_colour;
 use crate::units;
 
 const AFTER_HELP: &str = "\
@@ -102,7 +103,7 @@ fn write(finding: &Finding, is_terminal: bool, out: &mut impl Write) -> io::Resu
         Verdict::Note => ("note", 33),
         Verdict::Problem => ("problem", 31),
     };
-    let has_colour = is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let has_colour = is_terminal && !no_colour();
     let (begin, end) = if has_colour { (format!("\x1b[{colour}m"), "\x1b[0m") } else { (String::new(), "") };
     writeln!(out, "{begin}{word:<8}{end} {:<12} {}", finding.subject, finding.found)?;
     match &finding.advice {

@@ -111,7 +111,7 @@ pub fn faint(text: &str) -> String {
 }
 
 /// Whether the user wants no colours (<https://no-color.org>).
-fn no_colour() -> bool {
+pub fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 

@@ -30,6 +30,13 @@ pub struct PageUse {
     pub states: StateUse,
 }
 
+impl PageUse {
+    /// Number of positions of all pages.
+    pub fn n_positions(&self) -> usize {
+        self.total.saturating_mul(self.page_len)
+    }
+}
+
 /// The use of the slots for recurrent states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateUse {

@@ -60,12 +60,18 @@ impl EngineOptions {
         let n_cache = sized.n_cache.unwrap_or(n_ctx.saturating_mul(self.n_seq));
         weights
             .saturating_add(sized.cache_bytes(model.spec(), n_ctx, n_cache))
-            .saturating_add(self.drafter.weights)
-            .saturating_add(sized.drafter_cache_bytes(n_ctx, n_cache))
+            .saturating_add(sized.drafter_bytes(n_ctx, Some(n_cache)))
     }
 
-    /// Bytes of the [`drafter`](Self::drafter)'s KV caches if the target has one of `n_cache` tokens for sequences of at most `n_ctx`.
-    pub fn drafter_cache_bytes(&self, n_ctx: usize, n_cache: usize) -> u64 {
+    /// Bytes of the [`drafter`](Self::drafter) if the target has a KV cache of `n_cache` tokens for sequences of at most `n_ctx`; `None`:
+    /// `n_ctx` for each sequence.
+    pub fn drafter_bytes(&self, n_ctx: usize, n_cache: Option<usize>) -> u64 {
+        let n_cache = n_cache.unwrap_or(n_ctx.saturating_mul(self.n_seq));
+        self.drafter.weights.saturating_add(self.drafter_cache_bytes(n_ctx, n_cache))
+    }
+
+    /// The part of [`drafter_bytes`](Self::drafter_bytes) that grows with the context: the KV caches.
+    fn drafter_cache_bytes(&self, n_ctx: usize, n_cache: usize) -> u64 {
         let caches =
             self.drafter.caches.iter().map(|spec| self.cache_bytes(spec, n_ctx.min(spec.n_ctx_train), n_cache));
         caches.fold(0, u64::saturating_add)

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use axum::extract::{Request, State};
 use axum::http::header::{
     ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG,
     IF_NONE_MATCH, REFERRER_POLICY, VARY, X_FRAME_OPTIONS,
@@ -48,25 +47,21 @@ struct File {
 /// The files, by path.
 static FILES: &[File] = include!(concat!(env!("OUT_DIR"), "/page_files.rs"));
 
-/// Answers requests of paths that no interface has: with a file of the page, or that there is none.
+/// Answers a request of a path that no interface has with a file of the page; `None`: there is none.
 ///
 /// At `/` a client that does not accept HTML gets the text of ollama's `/`, by which ollama's clients detect a running server.
-pub async fn file_or_not_found(State(app): State<App>, request: Request) -> Response {
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    if matches!(method, Method::GET | Method::HEAD) {
-        if path == "/" && (app.options.page == Page::None || !accepts(request.headers(), &ACCEPT, "text/html")) {
-            return ollama::RUNNING.into_response();
-        }
-        let found = match &app.options.page {
-            Page::BuiltIn => built_in(&path, request.headers()),
-            Page::Folder(folder) => of_folder(&app, folder, &path).await,
-            Page::None => None,
-        };
-        if let Some(response) = found {
-            return response;
-        }
+pub async fn file(app: &App, method: &Method, path: &str, headers: &HeaderMap) -> Option<Response> {
+    if !matches!(*method, Method::GET | Method::HEAD) {
+        return None;
     }
-    ApiError::not_found("route_not_found", format!("nothing is at {method} {path}; see /openapi.json")).into_response()
+    if path == "/" && (app.options.page == Page::None || !accepts(headers, &ACCEPT, "text/html")) {
+        return Some(ollama::RUNNING.into_response());
+    }
+    match &app.options.page {
+        Page::BuiltIn => built_in(path, headers),
+        Page::Folder(folder) => of_folder(app, folder, path).await,
+        Page::None => None,
+    }
 }
 
 /// Whether a header of the request contains `value`.

@@ -114,7 +114,7 @@ fn remove_oldest(streams: &mut HashMap<String, Arc<KeptStream>>, may_go: impl Fn
 
 fn gone(id: &str) -> ApiError {
     let message = format!(
-        "there is no stream {id:?} here: it ended, nobody read it for {} seconds or {} MiB, or it is another client's",
+        "there is no stream {id:?} here: it ended, had no reader for {} seconds or {} MiB, or belongs to another client",
         KEPT_FOR.as_secs(),
         KEPT_BYTES >> 20
     );
@@ -313,11 +313,11 @@ pub async fn keep(State(app): State<App>, client: Client, request: Request, next
     let Some((id, kept)) = app.streams.begin(client) else { return response };
     let (mut parts, body) = response.into_parts();
     let driven = Arc::clone(&kept);
-    let (streams, name) = (app.clone(), id.clone());
+    let name = id.clone();
     tokio::spawn(async move {
         driven.drive(body).await;
         driven.linger().await;
-        streams.streams.lock().remove(&name);
+        app.streams.lock().remove(&name);
     });
     if let Ok(id) = HeaderValue::from_str(&id) {
         parts.headers.insert(STREAM_ID, id);

@@ -2,7 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{Method, Response};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
@@ -88,7 +88,7 @@ pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
     let router = router
         .merge(mcp)
         .route("/openapi.json", get(move || async move { axum::Json(api) }))
-        .fallback(page::file_or_not_found)
+        .fallback(page_or_not_found)
         .method_not_allowed_fallback(method_not_allowed);
     layers(router, app, checks_host).with_state(app.clone())
 }
@@ -146,6 +146,16 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
         router = router.layer(cors);
     }
     router.layer(from_fn(dialect::write_errors)).layer(from_fn_with_state(app.clone(), guard::observe))
+}
+
+/// A file of the page, or that there is nothing.
+async fn page_or_not_found(State(app): State<App>, request: Request) -> Response<Body> {
+    let (method, path, headers) =
+        (request.method().clone(), request.uri().path().to_owned(), request.headers().clone());
+    match page::file(&app, &method, &path, &headers).await {
+        Some(response) => response,
+        None => not_found(request).await.into_response(),
+    }
 }
 
 async fn not_found(request: Request) -> ApiError {

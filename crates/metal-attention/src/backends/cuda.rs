@@ -150,9 +150,7 @@ fn first_with_capacity(model: &Model, options: &EngineOptions) -> Result<CudaFor
     for gpu in gpus {
         let available = gpu.memory - gpu.memory / 10;
         let options_here = pass_options(options, model, &gpu, available);
-        let drafter = options.drafter.weights.saturating_add(
-            options.drafter_cache_bytes(options_here.n_ctx, options_here.n_cache.unwrap_or(options_here.n_ctx)),
-        );
+        let drafter = options.drafter_bytes(options_here.n_ctx, options_here.n_cache);
         let needed = CudaExecutor::memory_needed(model.loaded(), &options_here).total().saturating_add(drafter);
         let outcome = if needed > available {
             Err(CudaError::ModelTooLarge { needed, available })

@@ -102,10 +102,9 @@ pub trait BackendPass: ForwardPass {
 
 /// The options of a model beside that of `pass`.
 fn options_beside(pass: &dyn ForwardPass, options: &EngineOptions) -> SessionOptions {
-    let pages = pass.cache_pages();
     SessionOptions {
         n_seq: pass.n_seq(),
-        n_cache: Some(pages.total.saturating_mul(pages.page_len)),
+        n_cache: Some(pass.cache_pages().n_positions()),
         ..options.session_options(pass.n_ctx(), pass.n_ubatch())
     }
 }

@@ -117,8 +117,7 @@ impl DraftFile {
             Self::Model(draft) => {
                 let device = device.unwrap_or(&options.device).clone();
                 let n_ctx = Some(pass.n_ctx().min(draft.spec().n_ctx_train));
-                let pages = pass.cache_pages();
-                let n_cache = Some(pages.total.saturating_mul(pages.page_len));
+                let n_cache = Some(pass.cache_pages().n_positions());
                 let options = EngineOptions { device, n_ctx, n_cache, n_ranks: 1, ..options.clone() };
                 Ok(Box::new(DraftModel::new(target, draft, &options, DraftModelOptions::default())?))
             }
