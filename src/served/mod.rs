@@ -77,12 +77,31 @@ pub struct ServedModel {
     opened: Mutex<Option<Model>>,
     /// The model's description for clients, read once.
     card: OnceLock<Arc<ModelCard>>,
+    /// The latest load.
+    latest_load: Mutex<Option<Load>>,
+}
+
+/// The progress of a load.
+struct Load {
+    /// Counts the bytes of weights that are set up.
+    watch: Watch,
+    /// Its count at the start.
+    start: u64,
+    /// Bytes of the weights of all replicas.
+    bytes: u64,
 }
 
 impl ServedModel {
     /// A model that is loaded when a request names it.
     pub fn on_demand(args: ModelArgs, setup: ServingSetup) -> Self {
-        Self { args, setup, is_resident: false, opened: Mutex::default(), card: OnceLock::new() }
+        Self {
+            args,
+            setup,
+            is_resident: false,
+            opened: Mutex::default(),
+            card: OnceLock::new(),
+            latest_load: Mutex::default(),
+        }
     }
 
     /// A model that is loaded at the start of the server. Opens its file; an error is one of the file or the flags.
@@ -91,12 +110,16 @@ impl ServedModel {
         args.tokenizer(&model)?;
         setup.engine.options(&model)?;
         let opened = Mutex::new(Some(model));
-        Ok(Self { args, setup, is_resident: true, opened, card: OnceLock::new() })
+        Ok(Self { args, setup, is_resident: true, opened, card: OnceLock::new(), latest_load: Mutex::default() })
     }
 
     /// Locks the opened model.
     fn opened(&self) -> MutexGuard<'_, Option<Model>> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn latest_load(&self) -> MutexGuard<'_, Option<Load>> {
+        self.latest_load.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The model to load. Reads its file again if it must not be mapped.
@@ -147,6 +170,11 @@ impl ServedModel {
                 engine.watch = watch.clone();
             }
         }
+        *self.latest_load() = engines.first().map(|engine| Load {
+            watch: engine.watch.clone(),
+            start: engine.watch.done(),
+            bytes: model.gguf().tensor_bytes() * engines.len() as u64,
+        });
         // The context may take the memory that is left, so that the encoder comes first.
         let encoder = self.picture_encoder(&model, engines.first(), placement)?;
         let speculation = &self.setup.speculation;
@@ -258,6 +286,12 @@ impl ModelSource for ServedModel {
 
     fn load(&self, placement: &Placement) -> Result<LoadedModel, SourceError> {
         Ok(self.load_model(placement)?)
+    }
+
+    fn load_progress(&self) -> Option<f64> {
+        let load = self.latest_load();
+        let Load { watch, start, bytes } = load.as_ref().filter(|load| load.bytes > 0)?;
+        Some(((watch.done() - start) as f64 / *bytes as f64).clamp(0.0, 1.0))
     }
 }
 

@@ -6,6 +6,7 @@
 //! `llama_cpp/`), `models/` (leases the model), `job/` (prompt, grammar and submission, without an interface's names),
 //! and `streaming.rs` (events to a response).
 
+mod address;
 mod anthropic;
 mod app;
 mod body;

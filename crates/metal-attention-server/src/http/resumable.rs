@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
@@ -23,6 +23,7 @@ use serde::Deserialize;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use super::address::{Path, Query};
 use super::streaming::{Framing, stream_headers};
 use super::{ApiError, App, ids};
 
@@ -341,6 +342,7 @@ pub struct From {
     params(("id" = String, Path, description = "The value of X-Stream-Id"),
         ("after" = Option<u64>, Query, description = "The number of bytes of the body that the client has")),
     responses((status = 200, description = "The bytes after these", content((String = "text/event-stream"))),
+        (status = 400, description = "The number is none", body = super::error::ErrorBody),
         (status = 404, description = "The stream is gone", body = super::error::ErrorBody)))]
 pub async fn read(
     State(app): State<App>,

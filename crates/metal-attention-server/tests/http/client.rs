@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Error, Model};
@@ -105,9 +105,11 @@ impl Server {
         Self { address, monitoring, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Polls `/ready` until the model is loaded.
+    /// Polls `/ready` until the model is loaded, for two minutes at most.
     pub fn wait_until_ready(&self) {
+        let until = Instant::now() + Duration::from_secs(120);
         while self.get("/ready").status != 200 {
+            assert!(Instant::now() < until, "the server is not ready after two minutes: {}", self.get("/ready").body);
             std::thread::sleep(Duration::from_millis(5));
         }
     }

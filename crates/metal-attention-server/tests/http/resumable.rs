@@ -113,3 +113,20 @@ fn few_streams_of_a_client_are_kept() {
         assert!(get(&server, &id, 0, &[]).body.ends_with("[DONE]\n\n"));
     }
 }
+
+#[test]
+fn a_wrong_address_is_an_error_in_json() {
+    let server = server();
+    let cases = [
+        ("/v1/streams/0?after=-1", json!("after")),
+        ("/v1/responses/0?stream=perhaps", json!("stream")),
+        ("/v1/streams/%ff", json!(null)),
+        ("/v1/models/%ff", json!(null)),
+    ];
+    for (path, field) in cases {
+        let answer = server.get(path);
+        let (status, param, _) = answer.error();
+        assert_eq!((status, param), (400, field), "{path}: {answer:?}");
+        assert!(answer.headers.contains("content-type: application/json"), "{path}: {answer:?}");
+    }
+}

@@ -157,6 +157,11 @@ fn the_least_recently_used_model_is_unloaded() {
     }
     // Loading c unloads b, and loading b again unloads c.
     assert_eq!(*log.lock().unwrap(), ["+a", "+b", "+c", "+b"]);
+    let models = server.get("/v1/models").json();
+    let states: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| &model["status"]["value"]).collect();
+    assert_eq!(states, ["loaded", "loaded", "unloaded", "unloaded", "unloaded"]);
+    assert_eq!(models["memory"], json!({"total": 1000, "free": 200}));
+    assert_eq!(server.get("/v1/models/c").json()["status"], json!({"value": "unloaded"}));
     assert_eq!(complete(&server, "all"), (200, STORY.into()));
     assert_eq!(server.metric("models_loaded"), 1.0);
     let (status, error) = complete(&server, "more");

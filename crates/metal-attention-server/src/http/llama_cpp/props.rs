@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Query, State};
-use axum::http::request::Parts;
+use axum::extract::State;
 use metal_attention::scheduler::Client;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,6 +10,7 @@ use utoipa::ToSchema;
 
 use super::error::ErrorBody;
 use super::settings::settings;
+use crate::http::address::Query;
 use crate::http::job::generation::GenerationSettings;
 use crate::http::{ApiError, App};
 
@@ -21,15 +21,6 @@ pub struct ModelQuery {
     pub model: Option<String>,
     /// If not empty, `/slots` fails where no slot is free.
     pub fail_on_no_slot: Option<String>,
-}
-
-impl FromRequestParts<App> for ModelQuery {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        let query = Query::from_request_parts(parts, app).await;
-        query.map(|Query(query)| query).map_err(|error| ApiError::invalid(error.body_text()))
-    }
 }
 
 /// The properties of the server and its model.
@@ -106,7 +97,7 @@ struct Modalities {
         (status = 200, description = "The properties", body = Props),
         (status = 400, description = "The query is wrong", body = ErrorBody),
         (status = 503, description = "The model is loading, or the server shuts down", body = ErrorBody)))]
-pub async fn props(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Props>, ApiError> {
+pub async fn props(State(app): State<App>, Query(query): Query<ModelQuery>) -> Result<axum::Json<Props>, ApiError> {
     let model = app.lease(query.model.as_deref()).await?;
     let defaults = GenerationSettings::default();
     let stop = defaults.stop(&model, &[]);

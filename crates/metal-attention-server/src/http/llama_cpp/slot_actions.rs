@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::{FromRequestParts, Path as PathParam, Query, State};
-use axum::http::request::Parts;
+use axum::extract::State;
 use metal_attention::scheduler::{Client, SlotError};
 use metal_attention::{ForwardError, SessionError, SessionFile, SnapshotError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::error::ErrorBody;
+use crate::http::address::{self, Query};
 use crate::http::body::{FromJson, Object, OptionalJson};
 use crate::http::models::ModelLease;
 use crate::http::{ApiError, App, run_blocking, task_outcome};
@@ -35,15 +35,6 @@ pub struct ActionQuery {
     action: Option<SlotOperation>,
     /// The model's name; `None`: the default one.
     model: Option<String>,
-}
-
-impl FromRequestParts<App> for ActionQuery {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        let query = Query::from_request_parts(parts, app).await;
-        query.map(|Query(query)| query).map_err(|error| ApiError::field("action", error.body_text()))
-    }
 }
 
 /// The file of an operation.
@@ -137,8 +128,8 @@ pub struct RestoreTimings {
 pub async fn slot_action(
     State(app): State<App>,
     client: Client,
-    PathParam(id_slot): PathParam<String>,
-    query: ActionQuery,
+    address::Path(id_slot): address::Path<String>,
+    Query(query): Query<ActionQuery>,
     OptionalJson(file): OptionalJson<SlotFile>,
 ) -> Result<axum::Json<SlotAction>, ApiError> {
     let folder = app.options.slot_save_path.clone().ok_or_else(|| {

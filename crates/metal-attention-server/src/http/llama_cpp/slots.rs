@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::error::ErrorBody;
 use super::props::ModelQuery;
+use crate::http::address::Query;
 use crate::http::{ApiError, App};
 
 /// A slot: the place of one running sequence.
@@ -77,7 +78,7 @@ impl Slot {
         (status = 400, description = "The query is wrong", body = ErrorBody),
         (status = 503, description = "The model is loading, the server shuts down, or no slot is free where one must be",
             body = ErrorBody)))]
-pub async fn slots(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Vec<Slot>>, ApiError> {
+pub async fn slots(State(app): State<App>, Query(query): Query<ModelQuery>) -> Result<axum::Json<Vec<Slot>>, ApiError> {
     let model = app.lease(query.model.as_deref()).await?;
     let sequences = model.scheduler.slots();
     if sequences.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {

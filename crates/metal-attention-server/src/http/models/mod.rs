@@ -15,7 +15,7 @@ pub use keep_alive::{KeepAlive, NoTime};
 pub use lease::ModelLease;
 pub use loaded::{LoadError, LoadedModel};
 pub use registry::{Models, RegisteredModel};
-pub use residency::StartFailure;
+pub use residency::{ModelMemory, ModelPhase, StartFailure};
 pub use source::{
     MemoryNeed, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions, Placement, PullProgress,
     SourceError, StoredModel,

@@ -15,7 +15,7 @@ use super::keep_alive::KeepAlive;
 use super::lease::ModelLease;
 use super::loaded::LoadedModel;
 use super::names::{matches, without_latest};
-use super::residency::{LoadUnit, ModelStatus, Residency, StartFailure};
+use super::residency::{LoadUnit, ModelMemory, ModelStatus, Residency, StartFailure};
 use super::source::{ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel};
 use crate::http::ApiError;
 use crate::http::limits::MAX_MODEL_NAME;
@@ -186,6 +186,11 @@ impl Models {
     /// The residency status of a model.
     pub fn status(&self, entry: &RegisteredModel) -> ModelStatus {
         self.residency.status(&entry.unit)
+    }
+
+    /// The memory of the devices that models are on; `None`: no model is loaded, or the size of a device is unknown.
+    pub fn memory(&self) -> Option<ModelMemory> {
+        self.residency.memory()
     }
 
     /// The model if it is loaded now.

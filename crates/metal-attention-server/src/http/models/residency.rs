@@ -24,7 +24,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::keep_alive::KeepAlive;
 use super::loaded::LoadedModel;
-use super::source::{ModelSource, Placement, SourceError};
+use super::source::{MemoryNeed, ModelSource, Placement, SourceError};
 use crate::http::ApiError;
 
 /// The interval at which a load that waits for memory checks again, in addition to after each unload.
@@ -47,10 +47,38 @@ pub struct LoadUnit {
 /// The residency status of a model.
 #[derive(Debug, Clone, Default)]
 pub struct ModelStatus {
+    /// Its phase.
+    pub phase: ModelPhase,
     /// The time until it is unloaded without another request; `None`: it stays, or is not loaded.
     pub unloads_in: Option<Duration>,
     /// The memory that is reserved for it.
     pub memory: Placement,
+}
+
+/// Whether a model is loaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum ModelPhase {
+    /// It is not.
+    #[default]
+    Unloaded,
+    /// It is being loaded, or waits for memory.
+    Loading {
+        /// The share that is done, from 0 to 1; `None`: unknown.
+        progress: Option<f64>,
+    },
+    /// It is.
+    Loaded,
+    /// It is being unloaded.
+    Unloading,
+}
+
+/// The memory of the devices that models are on, in bytes, and how much of it no model has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelMemory {
+    /// Bytes of these devices that models may use.
+    pub total: u64,
+    /// Those that are not reserved for a model.
+    pub free: u64,
 }
 
 /// The use of a loaded model by a request. Dropping it ends the use.
@@ -304,7 +332,30 @@ impl Residency {
                 KeepAlive::For(time) => Some(time.saturating_sub(model.last_used.elapsed())),
             },
         };
-        ModelStatus { unloads_in, memory: entry.memory.clone() }
+        let phase = match &entry.phase {
+            ResidencyPhase::Unloaded => ModelPhase::Unloaded,
+            ResidencyPhase::Starting | ResidencyPhase::Loading => {
+                ModelPhase::Loading { progress: unit.source.load_progress() }
+            }
+            ResidencyPhase::Loaded(_) => ModelPhase::Loaded,
+            ResidencyPhase::Unloading => ModelPhase::Unloading,
+        };
+        ModelStatus { phase, unloads_in, memory: entry.memory.clone() }
+    }
+
+    /// The memory of the devices that models are on; `None`: no model is loaded, or the size of a device is unknown.
+    pub fn memory(&self) -> Option<ModelMemory> {
+        let entries = self.entries();
+        let mut devices: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        for MemoryNeed { device, bytes, capacity } in entries.values().flat_map(|entry| &entry.memory) {
+            let capacity = self.memory.into_iter().chain(*capacity).min()?;
+            let (total, used) = devices.entry(device).or_default();
+            *total = capacity.max(*total);
+            *used += bytes;
+        }
+        let sum = |value: fn(&(u64, u64)) -> u64| devices.values().map(value).sum();
+        let free = |(total, used): &(u64, u64)| total.saturating_sub(*used);
+        (!devices.is_empty()).then(|| ModelMemory { total: sum(|(total, _)| *total), free: sum(free) })
     }
 
     /// The model if it is loaded now. It may be unloaded while the caller has it; its memory is then freed later.

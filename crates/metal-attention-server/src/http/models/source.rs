@@ -24,6 +24,11 @@ pub trait ModelSource: Send + Sync {
     /// Loads the model at one of its [`placements`](Self::placements), or an empty one if they are unknown. May be
     /// called again after the previous model was dropped.
     fn load(&self, placement: &Placement) -> Result<LoadedModel, SourceError>;
+
+    /// The share of the present [`load`](Self::load) that is done, from 0 to 1; `None`: unknown. Called while it runs.
+    fn load_progress(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// The memory that a loaded model occupies, with one entry for each device.

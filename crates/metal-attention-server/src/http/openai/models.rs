@@ -1,10 +1,11 @@
 //! `/v1/models`: the models that requests can name.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::models::RegisteredModel;
+use crate::http::address::Path;
+use crate::http::models::{ModelMemory, ModelPhase, RegisteredModel};
 use crate::http::{ApiError, App, run_blocking};
 
 /// A list of models.
@@ -14,6 +15,42 @@ pub struct ModelList {
     object: &'static str,
     /// The models.
     data: Vec<ModelEntry>,
+    /// The memory of the devices that models are on; left out while no model is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory>,
+}
+
+/// The memory of the devices that models are on.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = ModelMemory)]
+struct Memory {
+    /// Bytes that models may use.
+    total: u64,
+    /// Bytes of them that no model has.
+    free: u64,
+}
+
+/// Whether a model is loaded, as llama.cpp's router says it.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = ModelStatus)]
+struct Status {
+    /// `unloaded`, `loading`, `loaded` or `unloading`.
+    value: &'static str,
+    /// The share that is loaded, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<f64>,
+}
+
+impl From<ModelPhase> for Status {
+    fn from(phase: ModelPhase) -> Self {
+        let (value, progress) = match phase {
+            ModelPhase::Unloaded => ("unloaded", None),
+            ModelPhase::Loading { progress } => ("loading", progress),
+            ModelPhase::Loaded => ("loaded", None),
+            ModelPhase::Unloading => ("unloading", None),
+        };
+        Self { value, progress }
+    }
 }
 
 /// A model.
@@ -27,6 +64,8 @@ pub struct ModelEntry {
     created: u64,
     /// `metal-attention`.
     owned_by: &'static str,
+    /// Whether it is loaded.
+    status: Status,
     /// More properties; null until the model is loaded.
     #[schema(required)]
     meta: Option<ModelMeta>,
@@ -72,8 +111,8 @@ fn entry(app: &App, model: &RegisteredModel) -> ModelEntry {
         vision: model.picture_service().is_ok(),
         vocab_type: vocab_type(model.tokenizer.model()),
     });
-    let id = model.main_name().to_owned();
-    ModelEntry { id, object: "model", created: app.started, owned_by: "metal-attention", meta }
+    let (id, status) = (model.main_name().to_owned(), app.models.status(model).phase.into());
+    ModelEntry { id, object: "model", created: app.started, owned_by: "metal-attention", status, meta }
 }
 
 /// Lists the models that requests can name.
@@ -90,7 +129,9 @@ pub async fn models(State(app): State<App>) -> Result<axum::Json<ModelList>, Api
         });
         Ok(names.collect())
     });
-    Ok(axum::Json(ModelList { object: "list", data: data.await? }))
+    let data = data.await?;
+    let memory = app.models.memory().map(|ModelMemory { total, free }| Memory { total, free });
+    Ok(axum::Json(ModelList { object: "list", data, memory }))
 }
 
 /// Describes one model.

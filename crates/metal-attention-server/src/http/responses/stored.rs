@@ -1,8 +1,7 @@
 //! Endpoints for stored responses: `/v1/responses/{id}` and the paths below.
 
 use axum::Extension;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
@@ -13,6 +12,7 @@ use utoipa::ToSchema;
 
 use super::response::ResponseObject;
 use super::store::{ClientResponses, StoredBody};
+use crate::http::address::{Path, Query};
 use crate::http::error::ErrorBody;
 use crate::http::job::generation::check;
 use crate::http::peer::Peer;
@@ -45,10 +45,6 @@ fn not_found(id: &str) -> ApiError {
     ApiError::not_found("response_not_found", message).with_param("id")
 }
 
-fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
-    query.map(|Query(query)| query).map_err(|error| ApiError::invalid(error.body_text()))
-}
-
 /// The query of a retrieval.
 #[derive(Debug, Deserialize)]
 pub struct Retrieval {
@@ -68,9 +64,9 @@ pub async fn retrieve(
     client: Client,
     Extension(peer): Extension<Peer>,
     Path(id): Path<String>,
-    retrieval: Result<Query<Retrieval>, QueryRejection>,
+    Query(retrieval): Query<Retrieval>,
 ) -> Result<Response, ApiError> {
-    if query(retrieval)?.stream == Some(true) {
+    if retrieval.stream == Some(true) {
         let message = "stream is not supported for a response that is kept: leave it out";
         return Err(ApiError::field("stream", message).with_code("unsupported_parameter"));
     }
@@ -182,9 +178,8 @@ pub async fn input_items(
     client: Client,
     Extension(peer): Extension<Peer>,
     Path(id): Path<String>,
-    query_items: Result<Query<ItemsQuery>, QueryRejection>,
+    Query(ItemsQuery { after, limit, order }): Query<ItemsQuery>,
 ) -> Result<axum::Json<ItemList>, ApiError> {
-    let ItemsQuery { after, limit, order } = query(query_items)?;
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
     check("limit", limit, 1..=MAX_LIMIT)?;
     let list = move |stored: &ClientResponses| {

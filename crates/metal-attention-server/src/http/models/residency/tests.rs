@@ -7,7 +7,6 @@ use metal_attention::{Device, EngineOptions, Model};
 
 use super::super::ModelCard;
 use super::*;
-use crate::http::models::source::MemoryNeed;
 
 /// The built-in model. Each load begins when a message is received, or the sender is dropped.
 struct Source(Mutex<Receiver<()>>, Vec<Placement>);
@@ -62,6 +61,25 @@ async fn ids_are_not_reused() {
     assert_eq!((a.id, b.id, c.id), (0, 1, 2));
     assert_eq!(residency.entries().keys().copied().collect::<Vec<_>>(), [0, 2]);
     assert!(residency.hold(&b).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn the_phase_of_a_model_is_that_of_its_load() {
+    let residency = Residency::new(None);
+    let (load, gate) = channel();
+    let a = add_gated(&residency, gate);
+    let phase = || residency.status(&a).phase;
+    assert_eq!((phase(), residency.memory()), (ModelPhase::Unloaded, None));
+    let held = tokio::spawn({
+        let (residency, a) = (Arc::clone(&residency), Arc::clone(&a));
+        async move { residency.hold(&a).await.unwrap().unwrap() }
+    });
+    wait_until(|| phase() == ModelPhase::Loading { progress: None }).await;
+    load.send(()).unwrap();
+    drop(held.await.unwrap());
+    assert_eq!(phase(), ModelPhase::Loaded);
+    residency.retire(&a);
+    wait_until(|| phase() == ModelPhase::Unloaded).await;
 }
 
 #[tokio::test]
