@@ -1,11 +1,14 @@
-//! Sets `METAL_ATTENTION_COMMIT` at compile time to the git commit that the program is built from. It is not set without git
-//! or outside of a git checkout.
+//! Sets, at compile time, `METAL_ATTENTION_TARGET` to the system that the program is built for, such as `x86_64-unknown-linux-gnu`,
+//! and `METAL_ATTENTION_COMMIT` to the git commit that it is built from. The latter is not set without git or outside of a git
+//! checkout.
 
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    let target = std::env::var("TARGET").expect("cargo names the target");
+    println!("cargo::rustc-env=METAL_ATTENTION_TARGET={target}");
     // Sources that are copied into another repository must not get that repository's commit.
     if !Path::new(".git").exists() {
         return;

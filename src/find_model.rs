@@ -92,7 +92,7 @@ fn locate(given: &Path) -> Result<Option<ModelLocation>, CliError> {
 }
 
 /// The folders of models that the environment names, else LM Studio's.
-fn folders() -> Vec<PathBuf> {
+pub fn folders() -> Vec<PathBuf> {
     match std::env::var_os(FOLDERS) {
         Some(variable) => std::env::split_paths(&variable).filter(|folder| !folder.as_os_str().is_empty()).collect(),
         None => std::env::home_dir().map(|home| home.join(LM_STUDIO)).into_iter().collect(),

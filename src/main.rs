@@ -8,6 +8,7 @@ mod cache_args;
 mod chunks;
 mod cli_error;
 mod commands;
+mod completion;
 mod config;
 mod divergence;
 mod download_progress;
@@ -15,6 +16,7 @@ mod embed_texts;
 mod engine_args;
 mod find_mmproj;
 mod find_model;
+mod first_model;
 mod foreign_flags;
 mod form_args;
 mod interrupt;
@@ -68,7 +70,7 @@ use crate::cli_error::CliError;
 use crate::commands::{
     bench, chat, compare, completions, detokenize, devices, doctor, draft, embed, encode_image, export_tokenizer,
     imatrix, info, kernels, launch, list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth,
-    tokenize,
+    tokenize, update,
 };
 
 const AFTER_HELP: &str = "\
@@ -151,10 +153,12 @@ enum Command {
     Imatrix(imatrix::Args),
     Kernels(kernels::Args),
     Completions(completions::Args),
+    Update(update::Args),
 }
 
 fn main() -> ExitCode {
     silence_device_selection();
+    completion::answer_shell();
     let cli = usage::parse();
     start_log(cli.verbose, &cli.command);
     exit_on_lost_pages(3, "; put the whole file in its place, or use --no-mmap to read it into memory first");
@@ -197,6 +201,7 @@ impl Command {
             Self::Imatrix(args) => imatrix::run(args),
             Self::Kernels(args) => kernels::run(args),
             Self::Completions(args) => completions::run(args),
+            Self::Update(args) => update::run(args),
         }
     }
 }

@@ -16,7 +16,9 @@ use metal_attention::tokenizer::{Tokenizer, TokenizerOptions};
 use metal_attention::{BUILT_IN_MODEL, Error, Model, ModelOptions};
 
 use crate::cli_error::CliError;
+use crate::completion;
 use crate::find_model::{find, names_model, without_ending};
+use crate::first_model;
 use crate::map_gguf::map_gguf;
 use crate::metadata_text::safe;
 
@@ -27,12 +29,12 @@ const VARIABLE: &str = "METAL_ATTENTION_MODEL";
 #[derive(Args)]
 pub struct ModelsArgs {
     /// The same as -m
-    #[arg(value_name = "MODEL", conflicts_with = "models", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_name = "MODEL", conflicts_with = "models", add = completion::models::usable())]
     named_models: Vec<PathBuf>,
 
     /// GGUF files (any part of a split one), well-known names such as llama3.2, or names on the Hugging Face hub as OWNER/REPO.
     /// Default: the model that METAL_ATTENTION_MODEL names, else the built-in stories260K
-    #[arg(short, long = "model", value_name = "MODEL", num_args = 1.., value_hint = clap::ValueHint::AnyPath)]
+    #[arg(short, long = "model", value_name = "MODEL", num_args = 1.., add = completion::models::usable())]
     models: Vec<PathBuf>,
 
     /// Read the models' files into memory instead of mapping them
@@ -63,7 +65,7 @@ pub struct NamedModelArgs(ModelArgs);
 #[derive(Args)]
 struct NamedModelFlags {
     /// The same as -m
-    #[arg(value_name = "MODEL", conflicts_with = "model", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_name = "MODEL", conflicts_with = "model", add = completion::models::usable())]
     named_model: Option<PathBuf>,
 
     #[command(flatten)]
@@ -104,7 +106,7 @@ impl Deref for NamedModelArgs {
 pub struct ModelArgs {
     /// GGUF file (any part of a split one), a well-known name such as llama3.2, or a name on the Hugging Face hub,
     /// OWNER/REPO[:TYPE|:FILE]. Default: the model that METAL_ATTENTION_MODEL names, else the built-in stories260K
-    #[arg(short, long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(short, long, value_name = "MODEL", add = completion::models::usable())]
     model: Option<PathBuf>,
 
     /// Read the model's file into memory instead of mapping it: takes more memory, but the file may change meanwhile
@@ -194,6 +196,12 @@ impl ModelArgs {
             }
             words => (self.clone(), words),
         }
+    }
+
+    /// These flags, with the model that the user chooses at a terminal if none is named.
+    pub fn or_chosen(&self) -> Result<Self, CliError> {
+        let chosen = if self.is_named() { None } else { first_model::choose()? };
+        Ok(Self { model: chosen.or(self.model.clone()), ..self.clone() })
     }
 
     /// Whether a model is named, on the command line or in the environment.

@@ -8,6 +8,7 @@ use metal_attention::speculation::{
 use metal_attention::{Device, EngineOptions, Error, Model};
 
 use crate::cli_error::CliError;
+use crate::completion;
 use crate::model_args::ModelArgs;
 
 /// Which drafter proposes tokens, and how many.
@@ -21,7 +22,7 @@ pub struct SpeculationArgs {
     spec: DrafterKind,
 
     /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3, DFlash, Gemma 4's assistant)
-    #[arg(long, alias = "draft", value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(long, alias = "draft", value_name = "MODEL", add = completion::models::usable())]
     model_draft: Option<PathBuf>,
 
     /// The device of the smaller model [default: that of the model]

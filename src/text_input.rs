@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use metal_attention::tokenizer::EncodeOptions;
 
 use crate::cli_error::CliError;
+use crate::completion;
 use crate::find_model::not_found;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
@@ -59,7 +60,7 @@ impl TextArgs {
 #[derive(clap::Args)]
 pub struct WordsArgs {
     /// The model, in the form of -m; with -m, the text begins here
-    #[arg(value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_name = "MODEL", add = completion::models::usable())]
     first: Option<String>,
 
     /// The text
@@ -69,10 +70,14 @@ pub struct WordsArgs {
 
 impl WordsArgs {
     /// Splits the words into the model and the text, joined by spaces (`None`: no words are left). The first word is the model if
-    /// `-m` names none and the word names one. Without `-m` and without a model in the environment it must name one.
-    pub fn model_and_text(&self, model: &ModelArgs) -> Result<(ModelArgs, Option<String>), CliError> {
+    /// `-m` names none and the word names one. Without `-m` and without a model in the environment it must name one; at a terminal
+    /// the user chooses one for a text, if `may_choose`.
+    pub fn model_and_text(&self, model: &ModelArgs, may_choose: bool) -> Result<(ModelArgs, Option<String>), CliError> {
         let words: Vec<String> = self.first.iter().chain(&self.rest).cloned().collect();
-        let (model, rest) = model.with_words(&words);
+        let (mut model, rest) = model.with_words(&words);
+        if may_choose && rest.first().is_some_and(|word| word.contains(char::is_whitespace)) {
+            model = model.or_chosen()?;
+        }
         match rest {
             [word, ..] if !model.is_named() && word != "-" => Err(no_such_model(word)),
             [] => Ok((model, None)),

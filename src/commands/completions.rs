@@ -2,14 +2,14 @@
 
 use std::io::Write;
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::Cli;
 use crate::cli_error::CliError;
+use crate::completion;
 
 const AFTER_HELP: &str = "\
-The folders must exist: mkdir -p makes them.
+The folders must exist: mkdir -p makes them. The script calls metal-attention, which must be in PATH, at each press of Tab: so it \
+completes the names of models, too: well-known ones, those in the cache of the hub, and files.
 
 Examples:
   metal-attention completions bash > ~/.local/share/bash-completion/completions/metal-attention
@@ -27,6 +27,6 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "metal-attention", &mut script);
+    completion::write_script(&args.shell.to_string(), &mut script).map_err(CliError::stdout)?;
     std::io::stdout().write_all(&script).map_err(CliError::stdout)
 }

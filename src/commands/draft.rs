@@ -10,6 +10,7 @@ use metal_attention::speculation::{
 use metal_attention::{BatchToken, EngineOptions, Error, ForwardError, HiddenRequest, Model, OutputKind, TracedTokens};
 
 use crate::cli_error::CliError;
+use crate::completion;
 use crate::engine_args::{EngineArgs, at_least_one};
 use crate::interrupt;
 use crate::model_args::ModelArgs;
@@ -38,7 +39,7 @@ pub struct Args {
 
     /// The file or name, as of -m, of a smaller model that proposes the tokens, or of a drafter made for the model (EAGLE-3, DFlash, Gemma 4's
     /// assistant). A smaller model may have another vocabulary; tokens then correspond by their texts. Logits of tokens that it lacks are -inf
-    #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(long, value_name = "MODEL", add = completion::models::usable())]
     draft: Option<PathBuf>,
 
     #[command(flatten)]

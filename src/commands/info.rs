@@ -12,6 +12,7 @@ use metal_attention_model::{LoadedModel, ModelSpec};
 use serde_json::json;
 
 use crate::cli_error::CliError;
+use crate::completion;
 use crate::metadata_text::{self, safe_lines};
 use crate::model_args::NamedModelArgs;
 use crate::model_summary::{MemorySummary, ModelSizes, TensorCounts, TokenizerSummary};
@@ -42,7 +43,7 @@ pub struct Args {
     model: NamedModelArgs,
 
     /// Count the memory of this drafter, too: the file or name, as of -m, of a smaller model, or of a drafter made for the model
-    #[arg(long, alias = "draft", value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(long, alias = "draft", value_name = "MODEL", add = completion::models::usable())]
     model_draft: Option<PathBuf>,
 
     /// Show all metadata (long values shortened)

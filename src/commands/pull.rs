@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use metal_attention_hub::{Environment, Hub, ModelName};
 
 use crate::cli_error::CliError;
+use crate::completion;
 use crate::download_progress::DownloadProgress;
 use crate::metadata_text::{file_name, safe};
 use crate::units;
@@ -40,7 +41,7 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
     /// What to download: a well-known name, OWNER/REPO, OWNER/REPO:TYPE, OWNER/REPO:FILE, or an address on the hub
-    #[arg(value_name = "NAME", required = true)]
+    #[arg(value_name = "NAME", required = true, add = completion::models::downloadable())]
     names: Vec<String>,
 
     /// Leave out the mmproj file, which a model needs to see pictures

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use metal_attention_hub::{Environment, Hub, ModelName};
 
 use crate::cli_error::CliError;
+use crate::completion;
 use crate::metadata_text::{file_name, safe};
 use crate::units;
 
@@ -22,7 +23,7 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
     /// Models to remove: a well-known name, OWNER/REPO, OWNER/REPO:TYPE or OWNER/REPO:FILE, as `list` prints them
-    #[arg(value_name = "NAME", required = true)]
+    #[arg(value_name = "NAME", required = true, add = completion::models::removable())]
     names: Vec<ModelName>,
 
     /// Do not ask

@@ -148,7 +148,9 @@ enum PromptFlag {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let (model_args, words) = args.words.model_and_text(&args.model)?;
+    let (model_args, words) = args.words.model_and_text(&args.model, !args.is_for_program())?;
+    let has_text = words.is_some() || args.prompt.is_some() || args.file.is_some() || args.pictures.are_given();
+    let model_args = if has_text || args.is_for_program() { model_args } else { model_args.or_chosen()? };
     let Some(given) = args.prompt_input(&model_args, words)? else {
         return chat::talk(&args.conversation(&model_args), None);
     };
@@ -257,6 +259,11 @@ fn note(text: &str) {
 }
 
 impl Args {
+    /// Whether a program reads the output, or the text is continued: nothing is a conversation then.
+    fn is_for_program(&self) -> bool {
+        self.json || self.raw || self.echo
+    }
+
     /// The input that flags, words or stdin give. `None`: there is none, and a conversation at the terminal begins.
     fn prompt_input(&self, model: &ModelArgs, words: Option<String>) -> Result<Option<PromptFlag>, CliError> {
         let plain = match (&self.prompt, &self.file, words.as_deref()) {
@@ -281,11 +288,10 @@ impl Args {
     /// The input if the command line has no text: that of stdin unless stdin is a terminal. `None`: a conversation begins.
     fn input_without_text(&self, model: &ModelArgs) -> Result<Option<PromptFlag>, CliError> {
         let (input, output) = (std::io::stdin(), std::io::stdout());
-        let for_program = self.json || self.raw || self.echo;
         if self.pictures.are_given() && input.is_terminal() {
             return Ok(Some(PromptFlag::Message(String::new())));
         }
-        if model.is_named() && !for_program && input.is_terminal() && output.is_terminal() {
+        if !self.is_for_program() && input.is_terminal() && output.is_terminal() {
             return Ok(None);
         }
         if model.is_named() && !input.is_terminal() {

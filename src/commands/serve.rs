@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
+use crate::completion;
 use crate::config::Config;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
@@ -153,13 +154,13 @@ pub struct Args {
 #[command(next_help_heading = "Models")]
 struct ServedModelArgs {
     /// The same as -m
-    #[arg(value_name = "MODEL", conflicts_with = "model", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_name = "MODEL", conflicts_with = "model", add = completion::models::usable())]
     named: Vec<PathBuf>,
 
     /// Model to serve (repeatable): a GGUF file (any part of a split one), a well-known name such as llama3.2, or a name on the
     /// Hugging Face hub, OWNER/REPO[:TYPE|:FILE]. It stays loaded. Default, without --models-dir and a configuration: the model
     /// that METAL_ATTENTION_MODEL names, else the built-in stories260K
-    #[arg(short, long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    #[arg(short, long, value_name = "MODEL", add = completion::models::usable())]
     model: Vec<PathBuf>,
 
     /// Folder whose models are loaded when a request names them, by their files' names without .gguf (repeatable)

@@ -85,11 +85,15 @@ fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Polls `done` until it is true. Fails if the program exits before or the time limit passes; `what` is named then.
+/// Polls `done` until it is true. Fails if the program exits before or the time limit passes; `what` is named then. The last output
+/// of a program may be read a moment after its end.
 fn wait_for(child: &mut Child, what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
+    let (start, mut end) = (Instant::now(), None);
     while !done() {
-        assert!(child.try_wait().unwrap().is_none(), "it ended before {what}");
+        if end.is_none() && child.try_wait().unwrap().is_some() {
+            end = Some(Instant::now() + Duration::from_secs(2));
+        }
+        assert!(end.is_none_or(|end| Instant::now() < end), "it ended before {what}");
         assert!(start.elapsed() < TIME_LIMIT, "{what} never came");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -289,10 +293,16 @@ struct InTerminal {
 
 impl InTerminal {
     fn start(args: &[&str]) -> Self {
+        Self::with(args, |_| {})
+    }
+
+    /// Starts the program with what `set` changes of its environment.
+    fn with(args: &[&str], set: impl FnOnce(&mut Command)) -> Self {
         let terminal = nix::pty::openpty(None, None).unwrap();
         let end = || Stdio::from(terminal.slave.try_clone().unwrap());
         let mut command = program();
         command.args(args).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+        set(&mut command);
         let child = command.spawn().unwrap();
         drop(command);
         let shown = Arc::new(Mutex::new(String::new()));
@@ -327,6 +337,49 @@ impl InTerminal {
     fn type_line(&mut self, text: &str) {
         write!(self.keys, "{text}\r").unwrap();
     }
+}
+
+/// A model is chosen at a terminal: of three to download, or of those that are here.
+#[test]
+fn a_terminal_offers_models_where_none_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let start = |args: &[&str]| {
+        InTerminal::with(args, |command| {
+            command.env("HF_HOME", home.path()).env_remove("HF_HUB_CACHE").env("HF_HUB_OFFLINE", "1");
+        })
+    };
+    let mut terminal = start(&["run", "--device", "cpu"]);
+    let offer = terminal.wait_for("Number of the model");
+    assert!(offer.contains("none is on this machine yet") && offer.contains("\n  3  "), "{offer}");
+    terminal.type_line("4");
+    terminal.wait_for("4 is none of 1 to 3.");
+    terminal.wait_for("Number of the model");
+    terminal.type_line("1");
+    // It is not here, and the hub may not be asked.
+    terminal.wait_for("HF_HUB_OFFLINE forbids");
+    let mut terminal = start(&["chat", "--device", "cpu"]);
+    terminal.wait_for("Number of the model");
+    terminal.type_line("");
+    terminal.wait_for("using the built-in model");
+    terminal.wait_for("/help lists the commands");
+    // A text to continue, and output for programs, keep the built-in model.
+    for args in [&["run", "-p", "Once", "-n", "1"][..], &["chat", "-p", "Once", "-n", "1"]] {
+        let shown =
+            start(&[args, &["--device", "cpu"]].concat()).wait_for_any(&["using the built-in model", "Number of"]);
+        assert!(shown.ends_with("using the built-in model"), "{shown}");
+    }
+    // What is here is listed instead.
+    let folder = home.path().join("hub/models--tester--tiny-GGUF");
+    std::fs::create_dir_all(folder.join("refs")).unwrap();
+    std::fs::write(folder.join("refs/main"), "0123456789abcdef0123456789abcdef01234567").unwrap();
+    let snapshot = folder.join("snapshots/0123456789abcdef0123456789abcdef01234567");
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(snapshot.join("tiny-Q8_0.gguf"), metal_attention::BUILT_IN_MODEL).unwrap();
+    let mut terminal = start(&["chat", "--device", "cpu"]);
+    let list = terminal.wait_for("Number of the model");
+    assert!(list.contains("  1  hf:tester/tiny-GGUF:Q8_0"), "{list}");
+    terminal.type_line("1");
+    terminal.wait_for("/help lists the commands");
 }
 
 #[test]

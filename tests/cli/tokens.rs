@@ -1,4 +1,4 @@
-//! The commands `tokenize`, `detokenize`, `export-tokenizer` and `completions` (scripts for shells).
+//! The commands `tokenize`, `detokenize` and `export-tokenizer`.
 
 use crate::common::{run, run_with_input, stderr, stdout};
 use serde_json::{Value, json};
@@ -41,14 +41,6 @@ fn ids_are_detokenized_in_every_notation() {
     assert_eq!(stdout(run_with_input(&["detokenize"], b"")), "");
     let special = stdout(run(&["detokenize", "--special", "1,403,2"]));
     assert!(special.starts_with("<s>") && special.ends_with("</s>"), "{special}");
-}
-
-#[test]
-fn completion_scripts_contain_the_commands() {
-    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
-        let script = stdout(run(&["completions", shell]));
-        assert!(script.contains("detokenize") && script.contains("rerank") && script.contains("top-k"), "{shell}");
-    }
 }
 
 #[test]

@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 pub struct ReceivedRequest {
     /// `GET`, `POST`, ...
     pub method: String,
+    /// Its path, with the query.
+    pub path: String,
     /// The lines of its head after the first, in lower case.
     pub head: String,
     /// Its body as JSON; null where it is empty or not JSON.
@@ -111,5 +113,6 @@ fn read(stream: &mut TcpStream) -> Option<ReceivedRequest> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
     let message = serde_json::from_slice(&body).unwrap_or_default();
-    Some(ReceivedRequest { method: first.split(' ').next()?.to_owned(), head, message })
+    let mut words = first.split(' ').map(str::to_owned);
+    Some(ReceivedRequest { method: words.next()?, path: words.next()?, head, message })
 }

@@ -160,7 +160,8 @@ pub struct ChatSetup<'a> {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let (model, text) = args.words.model_and_text(&args.model)?;
+    let (model, text) = args.words.model_and_text(&args.model, args.prompt.is_none())?;
+    let model = if args.prompt.is_some() { model } else { model.or_chosen()? };
     if text.is_some() && args.prompt.is_some() {
         return Err(CliError::Usage("the first message is given twice: by -p, and without a flag".into()));
     }
