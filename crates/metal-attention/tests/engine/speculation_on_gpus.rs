@@ -42,6 +42,9 @@ impl Pair {
     }
 }
 
+/// Tokens of an answer.
+const N: usize = 30;
+
 /// Each kind of drafter, and recurrent layers.
 fn pairs() -> Vec<Pair> {
     let drafts = draft_models();
@@ -88,8 +91,8 @@ fn check(device: &Device, few: bool) {
         drafted.set_drafter(drafter, DraftDepth::Fixed(3));
         let mut n_drafted = 0;
         for task in &tasks {
-            let (want, ..) = text(&mut plain, task);
-            let (got, n, _) = text(&mut drafted, task);
+            let (want, ..) = text(&mut plain, task, N);
+            let (got, n, _) = text(&mut drafted, task, N);
             n_drafted += n;
             if let Some(i) = want.iter().zip(&got).position(|(want, got)| want != got) {
                 let margin = margin(&pair.target, device, &want[..i]);
