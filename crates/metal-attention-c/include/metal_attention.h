@@ -12,7 +12,7 @@
 #define MA_NUL_TERMINATED SIZE_MAX
 
 // The version of this interface. It is raised by each change after which programs have to be compiled again.
-#define MA_ABI_VERSION 3
+#define MA_ABI_VERSION 4
 
 
 
@@ -108,10 +108,10 @@ typedef struct {
   // Not 0: compute in F32 throughout, which is slower and more exact.
   int32_t exact;
   // The drafter, which proposes tokens so that a decode step may give several: "off" (none), "ngram" (tokens that followed the
-  // same ones earlier), "mtp" (the prediction heads in the model's file), "draft" or "eagle3" (what `model_draft` has), "auto". Null:
+  // same ones earlier), "mtp" (the prediction heads in the model's file), "draft", "eagle3", "dflash" or "gemma4-assistant" (what `model_draft` has), "auto". Null:
   // "auto", that of `model_draft`, or else the best that the model has. The text does not depend on it.
   const char *drafter;
-  // The GGUF file of a smaller model that proposes tokens, or of a drafter made for the model (EAGLE-3); not null: with a NUL at its
+  // The GGUF file of a smaller model that proposes tokens, or of a drafter made for the model (EAGLE-3, DFlash, Gemma 4's assistant); not null: with a NUL at its
   // end. Null: none.
   const char *model_draft;
 } ma_context_options;
@@ -232,6 +232,14 @@ typedef struct {
   const ma_grammar *grammar;
   // The answer that reads the text, which answers its conversation. Null: none. It may be freed before the call is over.
   const ma_answer *answer;
+  // The largest number of drafts in a step; 0: none, each step gives one token; SIZE_MAX: as many as pay. The text does not depend
+  // on it.
+  size_t max_drafts;
+  // Ids of a text that the generation is likely to repeat, such as the text that it edits: drafts are taken from it, too. The text
+  // does not depend on it. Null: none.
+  const uint32_t *prediction;
+  // The number of these ids.
+  size_t n_prediction;
 } ma_generate_options;
 
 // A generated token. It is valid until the callback returns.

@@ -61,10 +61,10 @@ pub struct ContextOptions {
     /// Not 0: compute in F32 throughout, which is slower and more exact.
     pub exact: i32,
     /// The drafter, which proposes tokens so that a decode step may give several: "off" (none), "ngram" (tokens that followed the
-    /// same ones earlier), "mtp" (the prediction heads in the model's file), "draft" or "eagle3" (what `model_draft` has), "auto". Null:
+    /// same ones earlier), "mtp" (the prediction heads in the model's file), "draft", "eagle3", "dflash" or "gemma4-assistant" (what `model_draft` has), "auto". Null:
     /// "auto", that of `model_draft`, or else the best that the model has. The text does not depend on it.
     pub drafter: *const c_char,
-    /// The GGUF file of a smaller model that proposes tokens, or of a drafter made for the model (EAGLE-3); not null: with a NUL at its
+    /// The GGUF file of a smaller model that proposes tokens, or of a drafter made for the model (EAGLE-3, DFlash, Gemma 4's assistant); not null: with a NUL at its
     /// end. Null: none.
     pub model_draft: *const c_char,
 }

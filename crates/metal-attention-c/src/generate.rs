@@ -43,6 +43,14 @@ pub struct GenerateOptions {
     pub grammar: *const Grammar,
     /// The answer that reads the text, which answers its conversation. Null: none. It may be freed before the call is over.
     pub answer: *const Answer,
+    /// The largest number of drafts in a step; 0: none, each step gives one token; SIZE_MAX: as many as pay. The text does not depend
+    /// on it.
+    pub max_drafts: usize,
+    /// Ids of a text that the generation is likely to repeat, such as the text that it edits: drafts are taken from it, too. The text
+    /// does not depend on it. Null: none.
+    pub prediction: *const u32,
+    /// The number of these ids.
+    pub n_prediction: usize,
 }
 
 impl GenerateOptions {
@@ -60,6 +68,9 @@ impl GenerateOptions {
             ignore_eos: 0,
             grammar: std::ptr::null(),
             answer: std::ptr::null(),
+            max_drafts: usize::MAX,
+            prediction: std::ptr::null(),
+            n_prediction: 0,
         }
     }
 
@@ -67,18 +78,22 @@ impl GenerateOptions {
     ///
     /// # Safety
     /// `stop` is null or points to `n_stop` strings, each of which is null or ends with a NUL; `stop_ids` is null or points to
-    /// `n_stop_ids` ids.
+    /// `n_stop_ids` ids, and `prediction` to `n_prediction` ids.
     unsafe fn options(&self) -> Result<metal_attention::GenerateOptions, Failure> {
         // SAFETY: as the caller promises.
         let stop_ids = unsafe { values(self.stop_ids, self.n_stop_ids, "stop_ids") }?;
         // SAFETY: as the caller promises.
         let stop = unsafe { strings(self.stop, self.n_stop, "stop") }?;
+        // SAFETY: as the caller promises.
+        let prediction = unsafe { values(self.prediction, self.n_prediction, "prediction") }?;
         Ok(metal_attention::GenerateOptions {
             n_predict: Some(self.max_tokens).filter(|&n| n < usize::MAX),
             stop,
             stop_ids: stop_ids.to_vec(),
             min_tokens: self.min_tokens,
             ignore_eos: self.ignore_eos != 0,
+            max_drafts: Some(self.max_drafts).filter(|&n| n < usize::MAX),
+            prediction: prediction.to_vec(),
         })
     }
 }
@@ -345,6 +360,8 @@ impl Request {
             stop_ids: options.stop_ids.into(),
             ignore_eos: options.ignore_eos,
             min_tokens: options.min_tokens,
+            max_drafts: options.max_drafts,
+            prediction: options.prediction.into(),
             constraint: self.constraint.take(),
             ..Default::default()
         }

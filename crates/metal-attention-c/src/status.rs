@@ -11,7 +11,7 @@ use metal_attention::scheduler::{RequestError, StartError, SubmitError};
 use metal_attention::{CpuError, Error, ForwardError};
 
 /// The version of this interface. It is raised by each change after which programs have to be compiled again.
-pub const MA_ABI_VERSION: u32 = 3;
+pub const MA_ABI_VERSION: u32 = 4;
 
 /// The version of the interface that the library was built with; MA_ABI_VERSION is that of the program's header.
 #[unsafe(no_mangle)]

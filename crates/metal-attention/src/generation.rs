@@ -20,6 +20,12 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// Minimum number of tokens before an end token may be sampled.
     pub min_tokens: usize,
+    /// Maximum number of drafts in a step; 0: none, each step gives one token. `None`: as the generator's
+    /// [depth](crate::Generator::set_drafter) allows. The text does not depend on it.
+    pub max_drafts: Option<usize>,
+    /// Tokens of a text that the generation is likely to repeat, such as the text that it edits: drafts are taken from it, too. Usually
+    /// empty. The text does not depend on it.
+    pub prediction: Vec<u32>,
 }
 
 /// Why a generation ended.
@@ -78,6 +84,10 @@ pub struct Generation<'a> {
     forbidden_first: Vec<u32>,
     /// Tokens that must not be sampled afterwards: with `ignore_eos` the vocabulary's end tokens, otherwise none.
     forbidden_later: &'a [u32],
+    /// Maximum number of drafts in a step.
+    max_drafts: usize,
+    /// Tokens that are likely to be repeated.
+    prediction: Vec<u32>,
     /// Whether the generation has stopped or failed.
     ended: bool,
     /// Why it stopped; `None` after an error.
@@ -97,6 +107,8 @@ impl<'a> Generation<'a> {
             forbidden_first: tokenizer.end_of_generation().iter().chain(&stop_ids).copied().collect(),
             forbidden_later: if options.ignore_eos { tokenizer.end_of_generation() } else { &[] },
             stop_ids,
+            max_drafts: options.max_drafts.unwrap_or(usize::MAX),
+            prediction: options.prediction,
             ended: false,
             stop_reason: None,
             tokenizer,
@@ -137,7 +149,9 @@ impl<'a> Generation<'a> {
             return Ok(None);
         }
         let forbidden = if self.min_remaining > 0 { &self.forbidden_first } else { self.forbidden_later };
-        let id = self.sequence.step(forbidden, self.remaining.unwrap_or(usize::MAX))?;
+        // The step gives one token more than drafts hold.
+        let n_left = self.remaining.map_or(usize::MAX, |n| n - 1);
+        let id = self.sequence.step(forbidden, n_left.min(self.max_drafts), &self.prediction)?;
         if self.tokenizer.is_end_of_generation(id) || self.stop_ids.contains(&id) {
             self.stop(StopReason::EndOfGeneration);
             return Ok(None);

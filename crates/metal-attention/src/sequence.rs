@@ -276,9 +276,9 @@ impl Sequence {
 
     /// Samples the next token, never one of `forbidden`. The token is appended by [`push`](Self::push).
     ///
-    /// Evaluates the tokens that are not in the KV cache yet, and with a drafter drafts behind them, of which at most `n_left`
-    /// tokens are expected. Nothing is evaluated if the last token is a draft that was evaluated before.
-    pub fn step(&mut self, forbidden: &[u32], n_left: usize) -> Result<u32, Error> {
+    /// Evaluates the tokens that are not in the KV cache yet, and with a drafter at most `max_drafts` drafts behind them, which may
+    /// be taken from `prediction`. Nothing is evaluated if the last token is a draft that was evaluated before.
+    pub fn step(&mut self, forbidden: &[u32], max_drafts: usize, prediction: &[u32]) -> Result<u32, Error> {
         let start = Instant::now();
         let last = self.ids.len().checked_sub(1).ok_or(Error::EmptyPrompt)?;
         let ahead = self.ahead.after(&self.ids).is_some();
@@ -291,7 +291,7 @@ impl Sequence {
             rewind(&mut *self.pass, 0, key, last);
             (tokens, spans) = self.unevaluated(self.ids.len(), true)?;
             if tokens.len() == 1 {
-                drafts = self.propose(n_left);
+                drafts = self.propose(max_drafts, prediction);
             }
         }
         let Self { pass, sampler, processing, constraint, ids, .. } = self;
@@ -384,15 +384,15 @@ impl Sequence {
         speculator.observe(&hidden, 0, 0, first, &ids[..n]);
     }
 
-    /// The drafts for the next step, in which at most `n_left` tokens are expected: the last token is not evaluated yet.
-    fn propose(&mut self, n_left: usize) -> Vec<u32> {
+    /// At most `max` drafts for the next step: the last token is not evaluated yet.
+    fn propose(&mut self, max: usize, prediction: &[u32]) -> Vec<u32> {
         let Some(speculator) = &mut self.speculator else { return Vec::new() };
-        let room = self.pass.n_ctx().saturating_sub(self.ids.len()).min(n_left.saturating_sub(1));
+        let room = self.pass.n_ctx().saturating_sub(self.ids.len()).min(max);
         let n = room.min(speculator.max_depth()).min(max_drafts_of_step(&*self.pass, 1));
         if n == 0 {
             return Vec::new();
         }
-        let request = DraftRequest { seq: 0, ids: &self.ids, prediction: &[], n };
+        let request = DraftRequest { seq: 0, ids: &self.ids, prediction, n };
         let forced = self.constraint.as_mut().map(ActiveConstraint::forced).unwrap_or_default();
         let mut ids = speculator.propose(&mut *self.pass, 1, n, &[request], &[forced]);
         let mut ids = ids.pop().map_or(Vec::new(), |draft| draft.ids);
@@ -508,7 +508,7 @@ mod tests {
         let continue_to = |sequence: &mut Sequence, start: &[u32], n: usize| {
             sequence.start(start, &[], |_, _| ControlFlow::Continue(())).unwrap();
             while sequence.ids().len() < n {
-                let id = sequence.step(&[], usize::MAX).unwrap();
+                let id = sequence.step(&[], usize::MAX, &[]).unwrap();
                 sequence.push(id).unwrap();
             }
             sequence.ids().to_vec()
@@ -525,7 +525,7 @@ mod tests {
         let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap());
         sequence.start(&[1, 403, 407, 261, 378], &[], |_, _| ControlFlow::Continue(())).unwrap();
         for _ in 0..40 {
-            let id = sequence.step(forbidden, usize::MAX).unwrap();
+            let id = sequence.step(forbidden, usize::MAX, &[]).unwrap();
             sequence.push(id).unwrap();
         }
         sequence.ids().to_vec()
@@ -583,14 +583,14 @@ mod tests {
             sequence.set_constraint(Some(Box::new(Only(vec![300, 7]))));
             for id in [300, 7] {
                 assert!(!sequence.is_complete());
-                assert_eq!(sequence.step(&[], usize::MAX).unwrap(), id);
+                assert_eq!(sequence.step(&[], usize::MAX, &[]).unwrap(), id);
                 sequence.push(id).unwrap();
             }
             assert!(sequence.is_complete());
-            let error = sequence.step(&[], usize::MAX).unwrap_err();
+            let error = sequence.step(&[], usize::MAX, &[]).unwrap_err();
             assert_eq!(error.to_string(), "the constraint on the text failed: the text has ended");
             sequence.set_constraint(Some(Box::new(Only(vec![300]))));
-            let error = sequence.step(&[300], usize::MAX).unwrap_err();
+            let error = sequence.step(&[300], usize::MAX, &[]).unwrap_err();
             assert_eq!(error.to_string(), "the constraint on the text failed: no token may come next");
             assert_eq!(sequence.ids(), [1, 403, 300, 7]);
         }

@@ -22,7 +22,7 @@ use crate::conversation::{AnswerReader, PyConversation, Rendering};
 use crate::errors::{self, EngineError, ModelError, OptionError, PromptError};
 use crate::grammar::PyGrammar;
 use crate::load::{LoadOptions, LoadedModel};
-use crate::params::{python_name, request};
+use crate::params::{prediction, python_name, request};
 use crate::picture::{PyPicture, PySpans};
 use crate::processor::RaisedException;
 use crate::text::{Completion, EventStream};
@@ -389,11 +389,14 @@ impl Engine {
     ) -> PyResult<PreparedRequest> {
         let spans = spans.map(|spans| Arc::clone(&spans.get().0)).unwrap_or_default();
         let (request, raised) = request(ids, spans, &params, index, self.n_vocab())?;
+        let prediction = prediction(&params)?;
+        let prediction = prediction.map(|text| self.loaded.tokenizer.encode(&text, EncodeOptions::default()).into());
         let has_form = grammar.as_ref().is_some_and(|grammar| grammar.get().is_form());
         let chat = conversation.as_ref().map(|chat| chat.get().inner());
         let constraint = grammar.as_ref().and_then(|grammar| grammar.get().constraint(chat));
         let answer = conversation.as_ref().map(|chat| chat.get().answer(has_form));
-        Ok(PreparedRequest { request: Request { constraint, ..request }, raised, answer })
+        let request = Request { constraint, prediction: prediction.unwrap_or_default(), ..request };
+        Ok(PreparedRequest { request, raised, answer })
     }
 
     /// The scheduler. An error if the engine is closed, or in a forked process.

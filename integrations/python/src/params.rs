@@ -43,10 +43,16 @@ pub fn request(
         // They are the same for all texts of a prompt, so that only the first one computes them.
         prompt_logprobs: prompt_logprobs.filter(|_| index == 0),
         logits_processor,
+        max_drafts: get(params, "max_drafts")?,
         deadline: get::<Option<f64>>(params, "timeout")?.map(deadline).transpose()?,
         ..Default::default()
     };
     Ok((request, raised))
+}
+
+/// The text that the answer is likely to repeat, of which drafts are taken.
+pub fn prediction(params: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    get(params, "prediction")
 }
 
 /// The name of an option in `SamplingParams`: vLLM's if that differs.

@@ -349,6 +349,12 @@ def test_texts_do_not_depend_on_the_drafter() -> None:
         text = drafted.generate(prompt, params, use_tqdm=False)[0].outputs[0]
         assert text.token_ids == plain.token_ids
         assert 1 <= text.num_accepted_tokens <= text.num_drafted_tokens
+    params.max_drafts = 0
+    text = drafted.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+    assert (text.token_ids, text.num_drafted_tokens) == (plain.token_ids, 0)
+    params.max_drafts, params.prediction = None, plain.text
+    text = drafted.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+    assert text.token_ids == plain.token_ids
     with pytest.raises(OptionError, match='drafter: there is no drafter "mtb"; choose one of off, '):
         LLM(device="cpu", drafter="mtb")  # type: ignore[arg-type]
 

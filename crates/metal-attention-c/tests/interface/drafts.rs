@@ -5,10 +5,10 @@ use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
 use metal_attention_c::{
-    BatchResult, ContextOptions, GenerateOptions, Generation, MA_NO_TOKEN, Model, OnToken, SamplingOptions, Status,
-    Token, ma_batch_add, ma_batch_free, ma_batch_new, ma_batch_run, ma_context_free, ma_context_new,
-    ma_context_options_default, ma_generate, ma_generate_options_default, ma_last_error, ma_model_built_in,
-    ma_model_free, ma_model_open, ma_sampling_options_greedy,
+    BatchResult, ContextOptions, GenerateOptions, Generation, MA_NO_TOKEN, Model, OnToken, Status, Token, ma_batch_add,
+    ma_batch_free, ma_batch_new, ma_batch_run, ma_context_free, ma_context_new, ma_context_options_default,
+    ma_generate, ma_generate_options_default, ma_last_error, ma_model_built_in, ma_model_free, ma_model_open,
+    ma_sampling_options_greedy,
 };
 
 /// "Once upon a time, there was a Once upon a time" with BOS: the answer repeats some of it.
@@ -51,22 +51,25 @@ unsafe extern "C" fn collect(token: *const Token, user: *mut std::ffi::c_void) -
     0
 }
 
-/// Greedy sampling of 60 tokens.
-fn options() -> (SamplingOptions, GenerateOptions) {
-    let options = GenerateOptions { max_tokens: 60, ignore_eos: 1, ..defaults(ma_generate_options_default) };
-    (defaults(ma_sampling_options_greedy), options)
+/// The options for 60 tokens.
+fn sixty_tokens() -> GenerateOptions {
+    GenerateOptions { max_tokens: 60, ignore_eos: 1, ..defaults(ma_generate_options_default) }
 }
 
 /// The tokens of a context with this drafter, and the numbers of drafts that were evaluated and accepted.
-fn of_context(model: *const Model, drafter: Option<&'static CStr>) -> (Vec<u32>, usize, usize) {
+fn of_context(
+    model: *const Model,
+    drafter: Option<&'static CStr>,
+    options: &GenerateOptions,
+) -> (Vec<u32>, usize, usize) {
     let (mut context, mut done, mut ids) = (null_mut(), MaybeUninit::<Generation>::uninit(), Vec::new());
-    let (of_context, (sampling, options)) = (context_options(drafter), options());
+    let (of_context, sampling) = (context_options(drafter), defaults(ma_sampling_options_greedy));
     let on_token: OnToken = Some(collect);
     // SAFETY: all pointers are valid, and the list of ids outlives the call.
     let done = unsafe {
         assert_eq!(ma_context_new(model, &raw const of_context, &raw mut context), Status::Ok, "{}", last_error());
         let (prompt, user) = (TWICE.as_ptr(), (&raw mut ids).cast());
-        let (sampling, options) = (&raw const sampling, &raw const options);
+        let (sampling, options) = (&raw const sampling, std::ptr::from_ref(options));
         let status = ma_generate(context, prompt, TWICE.len(), sampling, options, on_token, user, done.as_mut_ptr());
         assert_eq!(status, Status::Ok, "{}", last_error());
         ma_context_free(context);
@@ -77,14 +80,18 @@ fn of_context(model: *const Model, drafter: Option<&'static CStr>) -> (Vec<u32>,
 }
 
 /// The same of a batch.
-fn of_batch(model: *const Model, drafter: Option<&'static CStr>) -> (Vec<u32>, usize, usize) {
+fn of_batch(
+    model: *const Model,
+    drafter: Option<&'static CStr>,
+    options: &GenerateOptions,
+) -> (Vec<u32>, usize, usize) {
     let (mut batch, mut result, mut n, mut ids) = (null_mut(), MaybeUninit::<BatchResult>::uninit(), 0, Vec::new());
-    let (of_context, (sampling, options)) = (context_options(drafter), options());
+    let (of_context, sampling) = (context_options(drafter), defaults(ma_sampling_options_greedy));
     // SAFETY: all pointers are valid, and the list of ids outlives the call.
     let result = unsafe {
         assert_eq!(ma_batch_new(model, &raw const of_context, 2, &raw mut batch), Status::Ok, "{}", last_error());
         let (prompt, user) = (TWICE.as_ptr(), (&raw mut ids).cast());
-        let (sampling, options) = (&raw const sampling, &raw const options);
+        let (sampling, options) = (&raw const sampling, std::ptr::from_ref(options));
         let status = ma_batch_add(batch, prompt, TWICE.len(), sampling, options, Some(collect), user, null_mut());
         assert_eq!(status, Status::Ok, "{}", last_error());
         assert_eq!(ma_batch_run(batch, result.as_mut_ptr(), 1, &raw mut n), Status::Ok, "{}", last_error());
@@ -98,14 +105,25 @@ fn of_batch(model: *const Model, drafter: Option<&'static CStr>) -> (Vec<u32>, u
 #[test]
 fn texts_do_not_depend_on_the_drafter() {
     let model = built_in();
-    let plain = of_context(model, Some(c"off"));
+    let options = sixty_tokens();
+    let plain = of_context(model, Some(c"off"), &options);
     assert_eq!((plain.0.len(), plain.1, plain.2), (60, 0, 0));
-    assert_eq!(of_batch(model, Some(c"off")), plain);
+    assert_eq!(of_batch(model, Some(c"off"), &options), plain);
     for drafter in [None, Some(c"auto"), Some(c"ngram")] {
-        for (ids, n_drafted, n_accepted) in [of_context(model, drafter), of_batch(model, drafter)] {
+        for (ids, n_drafted, n_accepted) in [of_context(model, drafter, &options), of_batch(model, drafter, &options)] {
             assert_eq!(ids, plain.0);
             assert!((1..60).contains(&n_accepted) && n_accepted <= n_drafted, "{n_accepted} of {n_drafted}");
         }
+    }
+    // Without drafts in this generation, and with drafts of a text that it repeats.
+    let none = GenerateOptions { max_drafts: 0, ..options };
+    let predicted = GenerateOptions { prediction: plain.0.as_ptr(), n_prediction: plain.0.len(), ..options };
+    for of in [of_context, of_batch] {
+        assert_eq!(of(model, Some(c"ngram"), &none), plain);
+        let (ids, _, n_accepted) = of(model, Some(c"ngram"), &options);
+        let (predicted_ids, _, n_predicted) = of(model, Some(c"ngram"), &predicted);
+        assert_eq!((&ids, &predicted_ids), (&plain.0, &plain.0));
+        assert!(n_predicted > n_accepted, "{n_predicted} with a prediction, {n_accepted} without");
     }
     // SAFETY: nothing uses it.
     unsafe { ma_model_free(model) }

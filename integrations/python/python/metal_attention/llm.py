@@ -128,7 +128,7 @@ class LLM:
         exact: compute in F32 instead of faster, less exact formats.
         in_memory: read the file instead of mapping it.
         drafter: how tokens are proposed so that a decode step may give a text several: "ngram" (tokens that followed the same ones
-            earlier), "mtp" (the prediction heads in the model's file), "draft" or "eagle3" (what the file of `draft_model` has), "off",
+            earlier), "mtp" (the prediction heads in the model's file), "draft", "eagle3", "dflash" or "gemma4-assistant" (what the file of `draft_model` has), "off",
             or "auto", that of `draft_model`, or else the best that the model has. Texts do not depend on it.
         draft_model: the GGUF file of a smaller model that proposes tokens, or of a drafter made for the model (EAGLE-3).
         use_tqdm: show a download's progress.

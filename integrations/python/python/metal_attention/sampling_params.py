@@ -84,6 +84,11 @@ class SamplingParams:
     """Functions that change the logits before everything else, in order. All sequences wait while they run."""
     timeout: float | None = None
     """Seconds after which the text ends, finished or not."""
+    max_drafts: int | None = None
+    """The largest number of drafts in a step; 0: none. None: as many as pay. The text does not depend on it."""
+    prediction: str | None = None
+    """A text that the answer is likely to repeat, such as the one that it edits: drafts are taken from it, too. The text does not
+    depend on it."""
 
     min_keep: int = 0
     """The smallest number of tokens that top_p, min_p, typical_p and XTC keep."""

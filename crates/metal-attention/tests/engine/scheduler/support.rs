@@ -163,6 +163,7 @@ fn reference_of(model: &Model, pass: Box<dyn ForwardPass>, request: &Request) ->
         stop_ids: request.stop_ids.to_vec(),
         ignore_eos: request.ignore_eos,
         min_tokens: request.min_tokens,
+        ..Default::default()
     };
     let mut generation = generator.generate(options);
     let (mut ids, mut text) = (Vec::new(), String::new());
