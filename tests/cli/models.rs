@@ -342,8 +342,11 @@ fn synthesised_models_see_pictures() {
         let mut ids =
             chunks.iter().filter_map(|chunk| chunk["ids"].as_array()).flatten().map(|id| id.as_u64().unwrap());
         assert!(ids.all(|id| id >= 512 || [1, 13].contains(&id)), "{shape}: {chunks:?}");
-        let run = "run -m @/m.gguf --device cpu --image @/1.bmp -p What? -n 2 --temp 0 --ignore-eos";
-        stdout(run_in(&dir, run));
+        // Many rows take long.
+        if rows < 100 {
+            let run = "run -m @/m.gguf --device cpu --image @/1.bmp -p What? -n 2 --temp 0 --ignore-eos";
+            stdout(run_in(&dir, run));
+        }
     }
     let output = run_in(&dir, "synth smollm-135m -o @/n.gguf --mmproj @/x.gguf");
     assert!(stderr(&output).contains("--mmproj works with smolvlm-500m, qwen3-vl-4b"), "{}", stderr(&output));
