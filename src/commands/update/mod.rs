@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         return say(&format!("metal-attention {own} is the newest release"));
     }
     if args.check {
-        let advice = origin.advice().unwrap_or_else(|| "metal-attention update installs it".into());
+        let advice = origin.advice().unwrap_or("metal-attention update installs it");
         return say(&format!("metal-attention {} is released, this is {own}: {advice}", release.version));
     }
     let folder = program.parent().unwrap_or(Path::new("/"));

@@ -65,8 +65,8 @@ impl Origin {
     }
 
     /// What updates a program that this installed; `None`: the program itself.
-    pub fn advice(self) -> Option<String> {
-        let text = match self {
+    pub fn advice(self) -> Option<&'static str> {
+        Some(match self {
             Self::Archive => return None,
             Self::Cargo => "cargo install --force with the same arguments as before updates it",
             Self::Checkout => "update the sources and build it again",
@@ -77,8 +77,7 @@ impl Origin {
             Self::Winget => "winget upgrade metal-attention updates it",
             Self::Container => "pull or build a newer image",
             Self::WindowsInstaller => "run install.ps1 of the newest release again",
-        };
-        Some(text.to_owned())
+        })
     }
 }
 

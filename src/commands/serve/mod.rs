@@ -1,7 +1,10 @@
 //! `serve`: runs the HTTP server, with models that are loaded at the start or on demand.
 //!
-//! This file has the flags and the life of the process: reading the configuration, opening sockets, signals, and shutdown.
-//! The server is `metal-attention-server`; `served/` loads the models for it.
+//! This file has the life of the process: reading the configuration, opening sockets, and shutdown; `args.rs` has groups of
+//! flags, `signals.rs` what ends the process. The server is `metal-attention-server`; `served/` loads the models for it.
+
+mod args;
+mod signals;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,29 +13,21 @@ use std::time::Duration;
 
 use metal_attention_mcp::kill_servers;
 use metal_attention_server::http::{
-    ApiKeys, HostName, HttpOptions, KeepAlive, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions,
-    PageTools, PictureOptions, ResponseStore, ServeError, StoreLimits, THREADS, serve,
+    ApiKeys, HttpOptions, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PageTools, PictureOptions,
+    ServeError, THREADS, serve,
 };
 use tokio::net::TcpListener;
-#[cfg(unix)]
-use tokio::signal::unix::{Signal, SignalKind, signal};
-#[cfg(windows)]
-use tokio::signal::windows::{CtrlC, ctrl_c};
-use tokio::sync::oneshot;
 
 use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
-use crate::completion;
 use crate::config::Config;
 use crate::interrupt;
-use crate::model_args::ModelArgs;
 use crate::page_args::PageArgs;
-use crate::picture_args::MmprojArgs;
 use crate::replica_args::ReplicaArgs;
-use crate::served::{ModelFolders, ServedModel, ServedPictures, ServingSetup, print_line};
+use crate::served::{ModelFolders, ServedModel, ServingSetup, print_line};
 use crate::speculation_args::SpeculationArgs;
-#[cfg(unix)]
-use crate::termination::Termination;
+use args::{AccessArgs, ResponseArgs, ServedModelArgs, ServedPictureArgs, at_least_one};
+use signals::{Signals, shutdown, stdin_end};
 
 const AFTER_HELP: &str = "\
 The interfaces are those of OpenAI (/v1/chat/completions, /v1/responses, ...), Anthropic (/v1/messages), ollama (/api/...) \
@@ -147,181 +142,6 @@ pub struct Args {
 
     #[command(flatten)]
     speculation: SpeculationArgs,
-}
-
-/// The models that are served.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Models")]
-struct ServedModelArgs {
-    /// The same as -m
-    #[arg(value_name = "MODEL", conflicts_with = "model", add = completion::models::usable())]
-    named: Vec<PathBuf>,
-
-    /// Model to serve (repeatable): a GGUF file (any part of a split one), a well-known name such as llama3.2, or a name on the
-    /// Hugging Face hub, OWNER/REPO[:TYPE|:FILE]. It stays loaded. Default, without --models-dir and a configuration: the model
-    /// that METAL_ATTENTION_MODEL names, else the built-in stories260K
-    #[arg(short, long, value_name = "MODEL", add = completion::models::usable())]
-    model: Vec<PathBuf>,
-
-    /// Folder whose models are loaded when a request names them, by their files' names without .gguf (repeatable)
-    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    models_dir: Vec<PathBuf>,
-
-    /// File that names models and says how they are set up [default: metal-attention/config.toml in ~/.config]
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    config: Option<PathBuf>,
-
-    /// How long a model that was loaded for a request stays loaded: seconds, or as in 10m; -1: until memory is needed
-    #[arg(long, value_name = "TIME", default_value = "5m", allow_hyphen_values = true)]
-    keep_alive: KeepAlive,
-
-    /// MiB of one device that all models together may take; if another model needs memory, the least recently used ones are
-    /// unloaded [default: what the device has]
-    #[arg(long, value_name = "MIB", value_parser = at_least_one)]
-    models_memory: Option<usize>,
-
-    /// Read the models' files into memory instead of mapping them: takes more memory, but the files may change meanwhile
-    #[arg(long)]
-    no_mmap: bool,
-
-    /// Pre-tokenizer to use instead of the one that a file names
-    #[arg(long, value_name = "NAME")]
-    pre: Option<String>,
-}
-
-impl ServedModelArgs {
-    /// The models that the command line names.
-    fn named(&self) -> impl Iterator<Item = ModelArgs> {
-        let flags = self.flags();
-        self.model.iter().chain(&self.named).map(move |file| flags.of_file(file.clone()))
-    }
-
-    /// The flags for reading a model's file, without a model.
-    fn flags(&self) -> ModelArgs {
-        ModelArgs::unnamed(self.no_mmap, self.pre.clone())
-    }
-}
-
-/// Pictures in requests.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Pictures")]
-struct ServedPictureArgs {
-    #[command(flatten)]
-    encoder: MmprojArgs,
-
-    /// Serve models without their mmproj files: they see no pictures
-    #[arg(long, conflicts_with = "mmproj")]
-    no_mmproj: bool,
-
-    /// Host whose pictures are fetched when a request has their https: addresses (repeatable); *.NAME: all hosts below a name, *: all
-    /// hosts. Private addresses are never reached [default: pictures are in the request only]
-    #[arg(long, value_name = "HOST")]
-    allow_image_urls: Vec<HostName>,
-
-    /// Pictures of a request
-    #[arg(long, value_name = "N", default_value_t = PictureOptions::default().max_count, value_parser = at_least_one)]
-    max_images: usize,
-
-    /// Bytes of all pictures in a request's body, in addition to --max-body
-    #[arg(long, value_name = "BYTES", default_value_t = PictureOptions::default().max_bytes)]
-    max_image_bytes: usize,
-
-    /// Main memory in MiB for the rows of the last pictures, for each model: a picture of an earlier turn is not encoded again
-    #[arg(long, value_name = "MIB", default_value_t = 512)]
-    image_cache: usize,
-}
-
-impl ServedPictureArgs {
-    /// How models see pictures.
-    fn served(&self) -> ServedPictures {
-        ServedPictures {
-            encoder: self.encoder.clone(),
-            enabled: !self.no_mmproj,
-            cache_bytes: self.image_cache.saturating_mul(1 << 20),
-        }
-    }
-}
-
-/// Access control and limits of connections.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Access")]
-struct AccessArgs {
-    /// Key that clients must send, as in Authorization: Bearer KEY; other users of this machine can read it on a command line
-    #[arg(long, value_name = "KEY", env = "METAL_ATTENTION_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
-
-    /// File with keys, one a line
-    #[arg(long, value_name = "FILE")]
-    api_key_file: Option<PathBuf>,
-
-    /// Let the page call the tools of the configuration's MCP servers from other machines, too; needs a key, and every client
-    /// with the key can call the tools
-    #[arg(long)]
-    mcp_remote: bool,
-
-    /// Let clients without a key read /metrics
-    #[arg(long)]
-    open_metrics: bool,
-
-    /// Let clients with a key pull, make, delete and unload models, and save and restore slots; a server that listens on the
-    /// loopback alone allows it to every client
-    #[arg(long)]
-    allow_manage: bool,
-
-    /// Origin whose pages may use the server from a browser: a scheme and a host; *: any
-    #[arg(long, value_name = "ORIGIN")]
-    cors: Option<String>,
-
-    /// Name that the Host header of requests may have in addition to localhost, as behind a proxy (repeatable); used only if
-    /// the server listens on this machine alone and needs no key
-    #[arg(long, value_name = "NAME", value_parser = host_name)]
-    allowed_host: Vec<String>,
-
-    /// Largest body of a request, in bytes, without its pictures
-    #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_body, value_parser = at_least_one)]
-    max_body: usize,
-
-    /// Bytes of all bodies in memory at a time; one address may have half of them
-    #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_bodies, value_parser = at_least_one)]
-    max_bodies: usize,
-
-    /// Connections at a time; if more come, idle ones are closed
-    #[arg(long, value_name = "N", default_value_t = HttpOptions::default().max_connections, value_parser = at_least_one)]
-    max_connections: usize,
-
-    /// Connections of one address at a time [default: three quarters of --max-connections]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    max_connections_per_address: Option<usize>,
-}
-
-/// The store of /v1/responses. The least recently used responses are removed first.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Responses")]
-#[expect(clippy::struct_field_names, reason = "the flags' names")]
-struct ResponseArgs {
-    /// Folder to keep responses in, which outlive the server there [default: in memory]
-    #[arg(long, value_name = "DIR")]
-    response_store: Option<PathBuf>,
-
-    /// Bytes of all responses that are kept; 0: none are kept
-    #[arg(long, value_name = "BYTES", default_value_t = StoreLimits::default().bytes)]
-    response_store_bytes: usize,
-
-    /// Responses that are kept; 0: none are kept
-    #[arg(long, value_name = "N", default_value_t = StoreLimits::default().responses)]
-    response_store_count: usize,
-}
-
-impl ResponseArgs {
-    /// Opens the store.
-    fn store(&self) -> Result<ResponseStore, CliError> {
-        let limits = StoreLimits { responses: self.response_store_count, bytes: self.response_store_bytes };
-        match &self.response_store {
-            None => Ok(ResponseStore::in_memory(limits)),
-            Some(folder) => ResponseStore::in_folder(folder, limits)
-                .map_err(|e| CliError::General(format!("--response-store: {e}"))),
-        }
-    }
 }
 
 /// Runs the command.
@@ -599,102 +419,4 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
         return Err(CliError::Usage(format!("there are no keys in {}: one a line is expected", path.display())));
     }
     Ok(keys)
-}
-
-/// Waits for the first Ctrl-C, SIGTERM or SIGHUP, or the end of `stdin`. The next signal ends the process.
-async fn shutdown(mut signals: Signals, stdin: Option<oneshot::Receiver<()>>) {
-    let stdin_closes = async {
-        match stdin {
-            Some(end) => drop(end.await),
-            None => std::future::pending().await,
-        }
-    };
-    let is_ctrl_c = tokio::select! {
-        is_ctrl_c = signals.next() => is_ctrl_c,
-        () = stdin_closes => true,
-    };
-    if interrupt::ignores_ctrl_c() {
-        print_line("shutting down; again to end at once");
-    } else if is_ctrl_c {
-        // During the load of a resident model nothing has to be shut down: Ctrl-C ends the process at once.
-        interrupt::exit();
-    }
-    tokio::spawn(async move {
-        signals.next().await;
-        interrupt::exit();
-    });
-}
-
-/// Returns a channel that gets a message at the end of stdin. A thread reads stdin; it ends with the process.
-fn stdin_end() -> Result<oneshot::Receiver<()>, CliError> {
-    let (sender, receiver) = oneshot::channel();
-    let read = move || {
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        let _ = sender.send(());
-    };
-    let thread = std::thread::Builder::new().name("stdin".into()).spawn(read);
-    thread.map_err(|e| CliError::General(format!("cannot start a thread that reads stdin: {e}")))?;
-    Ok(receiver)
-}
-
-/// Ctrl-C, SIGTERM and SIGHUP. Signals are caught from the creation of this value on.
-#[cfg(unix)]
-struct Signals {
-    /// Ctrl-C.
-    interrupt: Signal,
-    /// SIGTERM and SIGHUP.
-    termination: Termination,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, termination: Termination::new()? })
-    }
-
-    /// Waits for a signal. Returns whether it is Ctrl-C.
-    async fn next(&mut self) -> bool {
-        tokio::select! {
-            _ = self.interrupt.recv() => true,
-            _ = self.termination.next() => false,
-        }
-    }
-}
-
-/// Ctrl-C. Signals are caught from the creation of this value on.
-#[cfg(windows)]
-struct Signals(CtrlC);
-
-#[cfg(windows)]
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        ctrl_c().map(Self)
-    }
-
-    /// Waits for Ctrl-C. Returns true.
-    async fn next(&mut self) -> bool {
-        self.0.recv().await;
-        true
-    }
-}
-
-/// Reads the name of a Host header, without its port.
-fn host_name(text: &str) -> Result<String, String> {
-    let name = text.trim();
-    if name.is_empty() || name.contains(['/', ' ']) {
-        return Err("expected a name without scheme and path, as in chat.example.org".into());
-    }
-    match name.rsplit_once(':') {
-        Some((host, port)) if !host.contains(':') && port.parse::<u16>().is_ok() => Ok(host.to_owned()),
-        _ => Ok(name.to_owned()),
-    }
-}
-
-/// Parses a number greater than 0.
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(n) => Ok(n),
-        Err(_) => Err("expected a whole number".into()),
-    }
 }
