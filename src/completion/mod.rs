@@ -1,4 +1,4 @@
-//! Completion in shells: the shell calls this program with `COMPLETE=SHELL` in its environment, and the program prints what may
+//! Completion in shells: the shell calls this program with `METAL_ATTENTION_COMPLETE=SHELL` in its environment, and the program prints what may
 //! stand at the cursor. So the names of models are those of this machine at that moment ([`models`]).
 //!
 //! `metal-attention completions SHELL` prints the script with which a shell does so ([`write_script`]).
@@ -14,7 +14,7 @@ use clap_complete::env::{CompleteEnv, Elvish, Fish, Powershell, Shells, Zsh};
 use crate::Cli;
 
 /// The environment variable in which the script of a shell names the shell.
-const VARIABLE: &str = "COMPLETE";
+const VARIABLE: &str = "METAL_ATTENTION_COMPLETE";
 
 const SHELLS: Shells<'static> = Shells(&[&bash::Bash, &Elvish, &Fish, &Powershell, &Zsh]);
 

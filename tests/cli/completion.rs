@@ -10,7 +10,7 @@ use metal_attention_testing::hub_server::HubServer;
 fn every_shell_has_a_script_that_calls_the_program() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = stdout(run(&["completions", shell]));
-        assert!(script.contains("COMPLETE") && script.contains("metal-attention"), "{shell}: {script}");
+        assert!(script.contains("METAL_ATTENTION_COMPLETE") && script.contains("metal-attention"), "{shell}: {script}");
     }
 }
 
@@ -39,7 +39,11 @@ fn cache() -> tempfile::TempDir {
 /// What may stand at the end of the words, without descriptions.
 fn candidates(home: &Path, words: &[&str]) -> Vec<String> {
     let mut command = program();
-    command.env("HF_HOME", home).env_remove("HF_HUB_CACHE").env_remove("HUGGINGFACE_HUB_CACHE").env("COMPLETE", "fish");
+    command
+        .env("HF_HOME", home)
+        .env_remove("HF_HUB_CACHE")
+        .env_remove("HUGGINGFACE_HUB_CACHE")
+        .env("METAL_ATTENTION_COMPLETE", "fish");
     let output =
         command.env("METAL_ATTENTION_MODELS", "").args(["--", "metal-attention"]).args(words).output().unwrap();
     let lines = stdout(output);
@@ -93,7 +97,8 @@ fn bash_completes_names_with_colons() {
     );
     let mut bash = Command::new("bash");
     bash.args(["-c", test, "bash"]).arg(&file).env("PATH", path.unwrap()).env("HF_HOME", home.path());
-    let output = bash.env_remove("HF_HUB_CACHE").env_remove("COMPLETE").current_dir(home.path()).output();
+    let output =
+        bash.env_remove("HF_HUB_CACHE").env_remove("METAL_ATTENTION_COMPLETE").current_dir(home.path()).output();
     let lines = stdout(output.unwrap());
     let lines: Vec<_> = lines.lines().collect();
     let expected = [

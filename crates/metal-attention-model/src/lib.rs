@@ -28,6 +28,7 @@ mod session;
 mod shapes;
 mod snapshot;
 mod spec;
+mod state_input;
 mod tensors;
 pub mod timing;
 mod top_k;
@@ -78,10 +79,11 @@ pub use session::{
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
-    AssistantEnds, AttendedState, AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, HeadUse,
-    InputEmbedding, JoinedState, KvShape, ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec,
-    PerLayerEmbedding, PooledProjection, Pooling, ProjectedState, ResidualStreams, StateInput,
+    AssistantEnds, AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, KvShape,
+    ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling,
+    ResidualStreams,
 };
+pub use state_input::{AttendedState, HeadUse, JoinedState, ProjectedState, StateInput};
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};
 pub use wake::{ASLEEP_AFTER, WAKING, wake};

@@ -6,7 +6,8 @@ use crate::attention::Mask;
 use crate::block_conv::BlockConvSpec;
 use crate::dflash::{BlockChoice, DFLASH, DflashSpec};
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{NormKind, OutputSpec, ProjectedState, StateInput};
+use crate::spec::{NormKind, OutputSpec};
+use crate::state_input::{ProjectedState, StateInput};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Most tokens of a block; files have 8 or 16.

@@ -4,7 +4,8 @@ use std::fmt::Display;
 
 use super::decoder::decoder;
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{AttendedState, ModelSpec, NormKind, OutputSpec, ProjectedState, StateInput};
+use crate::spec::{ModelSpec, NormKind, OutputSpec};
+use crate::state_input::{AttendedState, ProjectedState, StateInput};
 use crate::{ModelError, RopeLayout};
 
 /// Most layers of the target whose rows are read; files have 3.

@@ -3,7 +3,8 @@
 //! The function of an architecture reads these blocks as if they were layers; each becomes a model of its own.
 
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{HeadUse, JoinedState, Norm, NormKind, StateInput};
+use crate::spec::{Norm, NormKind};
+use crate::state_input::{HeadUse, JoinedState, StateInput};
 use crate::{ModelError, ModelSpec};
 
 /// How an architecture's heads differ from its layers.

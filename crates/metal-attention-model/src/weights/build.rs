@@ -20,9 +20,10 @@ use crate::recurrent::{
     delta_rule, mamba, mamba2, rwkv6, rwkv7, short_conv,
 };
 use crate::spec::{
-    AttendedState, AttentionAndMamba2Spec, HeadMatrix, InputEmbedding, JoinedState, ModelSpec, Norm, NormKind,
-    OutputScale, PerLayerEmbedding, ProjectedState, ResidualStreams, StateInput,
+    AttentionAndMamba2Spec, HeadMatrix, InputEmbedding, ModelSpec, Norm, NormKind, OutputScale, PerLayerEmbedding,
+    ResidualStreams,
 };
+use crate::state_input::{AttendedState, JoinedState, ProjectedState, StateInput};
 use crate::tensors::{MatrixShape, Presence, WeightSource};
 
 /// All weights of a model of `spec`, from `source`.
