@@ -129,7 +129,9 @@ fn of_wgpu(list: &GpuList) -> Finding {
         GpuDetails::Cuda { .. } => true,
     };
     let names: Vec<_> = list.gpus.iter().map(|gpu| format!("{} ({})", safe(&gpu.name), gpu.device)).collect();
-    let drivers = if cfg!(target_os = "linux") {
+    let drivers = if cfg!(not(feature = "wgpu")) {
+        "no driver changes that: for a GPU, install or build the program that has them"
+    } else if cfg!(target_os = "linux") {
         "for a GPU of AMD, Intel or NVIDIA install its Vulkan driver (Debian: mesa-vulkan-drivers, Fedora: mesa-vulkan-drivers, Arch: vulkan-radeon or vulkan-intel; NVIDIA: its own driver) and the Vulkan loader (libvulkan1, vulkan-loader)"
     } else {
         "install the newest driver of the GPU's manufacturer"

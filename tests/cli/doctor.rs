@@ -31,3 +31,12 @@ fn every_subject_has_a_verdict() {
     assert!(!text.contains('\x1b'), "{text}");
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is changed");
 }
+
+#[cfg(not(feature = "wgpu"))]
+#[test]
+fn a_build_without_gpus_asks_for_no_driver() {
+    let cache = tempfile::tempdir().unwrap();
+    let output = program().env("HF_HOME", cache.path()).args(["doctor", "--port", "0"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("install or build the program that has them") && !text.contains("Vulkan driver"), "{text}");
+}
