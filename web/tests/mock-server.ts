@@ -3,6 +3,7 @@
 // `node tests/mock-server.ts [PORT]` serves the built page, too.
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { existsSync, readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
 import { extname, join, normalize } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { RAIN, SLOW, longText } from './answers.ts';
@@ -40,6 +41,8 @@ const POLICY =
   "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; font-src 'self'; worker-src 'self'; manifest-src 'self'; " +
   "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const TYPES: Record<string, string> = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml', '.png': 'image/png', '.woff2': 'font/woff2', '.webmanifest': 'application/manifest+json' };
+/** The accessibility checks, for a test that loads them into the page. */
+const AXE = createRequire(import.meta.url).resolve('axe-core/axe.min.js');
 const sleep = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export interface MockServer {
@@ -108,8 +111,8 @@ export async function startMock(port = 0): Promise<MockServer> {
     },
     close: () =>
       new Promise((resolve) => {
-        server.closeAllConnections();
         server.close(() => resolve());
+        server.closeAllConnections();
       }),
   };
 
@@ -227,7 +230,7 @@ export async function startMock(port = 0): Promise<MockServer> {
 
   function file(path: string, response: ServerResponse): void {
     const name = normalize(path === '/' ? 'index.html' : path.slice(1));
-    const at = join(dist, name);
+    const at = path === '/test/axe.js' ? AXE : join(dist, name);
     if (name.startsWith('..') || !existsSync(at)) return fail(response, 404, 'route_not_found', `nothing is at ${path}`);
     response.writeHead(200, { 'content-type': TYPES[extname(name)] ?? 'application/octet-stream', 'content-security-policy': POLICY, 'cache-control': 'no-cache' });
     response.end(readFileSync(at));

@@ -33,7 +33,6 @@ export interface Tab {
 
 export interface Profile {
   tab(): Promise<Tab>;
-  offline(isOffline: boolean): Promise<void>;
   close(): Promise<void>;
 }
 
@@ -80,7 +79,6 @@ export async function chromium(): Promise<Browser> {
             close: () => page.close(),
           };
         },
-        offline: (isOffline) => context.setOffline(isOffline),
         close: () => context.close(),
       };
     },
@@ -91,7 +89,7 @@ export async function chromium(): Promise<Browser> {
 export async function firefox(): Promise<Browser> {
   return {
     name: 'firefox',
-    async profile({ width, height, isDark, hasWorker }) {
+    async profile({ width, height, isDark, isPhone, hasWorker }) {
       const browser = await puppeteer.launch({
         browser: 'firefox',
         executablePath: process.env.FIREFOX ?? '/usr/bin/firefox-esr',
@@ -99,7 +97,16 @@ export async function firefox(): Promise<Browser> {
         defaultViewport: null,
         userDataDir: mkdtempSync(join(tmpdir(), 'page-test-')),
         args: [`--width=${width}`, `--height=${height}`],
-        extraPrefsFirefox: { 'dom.serviceWorkers.enabled': Boolean(hasWorker), 'ui.systemUsesDarkTheme': isDark ? 1 : 0, 'ui.prefersReducedMotion': 1, 'dom.events.testing.asyncClipboard': true, 'layout.css.prefers-color-scheme.content-override': isDark ? 0 : 1 },
+        extraPrefsFirefox: {
+          'dom.serviceWorkers.enabled': Boolean(hasWorker),
+          'ui.systemUsesDarkTheme': isDark ? 1 : 0,
+          'layout.css.prefers-color-scheme.content-override': isDark ? 0 : 1,
+          'ui.prefersReducedMotion': 1,
+          'dom.events.testing.asyncClipboard': true,
+          // Machines without a mouse, as those of CI, would be (hover: none) otherwise: 1 is coarse, 2 fine, 4 can hover.
+          'ui.primaryPointerCapabilities': isPhone ? 1 : 6,
+          'ui.allPointerCapabilities': isPhone ? 1 : 6,
+        },
       });
       return {
         async tab() {
@@ -114,8 +121,19 @@ export async function firefox(): Promise<Browser> {
           const found = async (selector: string) => {
             const element = await page.waitForSelector(selector, { visible: true, timeout: 30_000 });
             if (!element) throw new Error(`nothing is at ${selector}`);
-            await element.evaluate((node) => node.scrollIntoView({ block: 'nearest' }));
-            return element;
+            // What lies over it would take the click, and says so.
+            const end = Date.now() + 30_000;
+            for (;;) {
+              const over = await element.evaluate((node) => {
+                node.scrollIntoView({ block: 'nearest' });
+                const { left, top, width, height } = node.getBoundingClientRect();
+                const hit = document.elementFromPoint(left + width / 2, top + height / 2);
+                return hit && (node.contains(hit) || hit.contains(node)) ? '' : (hit?.outerHTML.slice(0, 100) ?? 'nothing');
+              });
+              if (!over) return element;
+              if (Date.now() > end) throw new Error(`over ${selector} lies ${over}`);
+              await new Promise((resolve) => setTimeout(resolve, 50));
+            }
           };
           return {
             errors,
@@ -139,9 +157,6 @@ export async function firefox(): Promise<Browser> {
             screenshot: (path) => page.screenshot({ path: path as `${string}.png` }),
             close: () => page.close(),
           };
-        },
-        offline: async () => {
-          throw new Error('not in Firefox');
         },
         close: () => browser.close(),
       };
