@@ -37,12 +37,19 @@ const MODELS = [
   { name: 'gpt-oss 20B', size: 12.1 * GB, memory: 13.4 * GB, can: ['completion', 'thinking', 'tools'] },
   { name: 'Qwen3.5 9B', size: 6.6 * GB, memory: 8.1 * GB, can: ['completion', 'vision', 'thinking', 'tools'] },
 ];
+/** A model that is there only where a test wants it: it loads. */
+const EXTRA = { name: 'Gemma 4 E4B', size: 3.0 * GB, memory: 0, can: ['completion', 'vision', 'tools'] };
 const POLICY =
   "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; font-src 'self'; worker-src 'self'; manifest-src 'self'; " +
   "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const TYPES: Record<string, string> = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml', '.png': 'image/png', '.woff2': 'font/woff2', '.webmanifest': 'application/manifest+json' };
-/** The accessibility checks, for a test that loads them into the page. */
-const AXE = createRequire(import.meta.url).resolve('axe-core/axe.min.js');
+const { resolve: packaged } = createRequire(import.meta.url);
+/** What tests load into the page, which takes it from its own origin only: accessibility checks, fonts for screenshots. */
+const TEST_FILES: Record<string, string> = {
+  '/test/axe.js': packaged('axe-core/axe.min.js'),
+  '/test/text.woff2': packaged('@fontsource-variable/inter/files/inter-latin-opsz-normal.woff2'),
+  '/test/code.woff2': packaged('@fontsource-variable/jetbrains-mono/files/jetbrains-mono-latin-wght-normal.woff2'),
+};
 const sleep = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export interface MockServer {
@@ -51,7 +58,9 @@ export interface MockServer {
   requests: Body[];
   /** Streams that were stopped by DELETE. */
   stopped: string[];
-  state: { isAway: boolean; key: string; pace: number; loaded: string[]; loading: string; hasResumable: boolean };
+  state: { isAway: boolean; key: string; pace: number; loaded: string[]; loading: string; hasResumable: boolean; /** Bytes that other programs use. */ other: number; /** A model that loads, and downloads that stand still. */ extra: boolean; /** Pieces of an answer after which it stands still while this is so. */ holdAt: number };
+  /** A resumable stream that has this text, and no end. */
+  hold: (id: string, text: string) => void;
   /** Ends all connections at once. */
   cut: () => void;
   close: () => Promise<void>;
@@ -82,7 +91,7 @@ function scriptOf(body: Body): Script {
   if (last?.role === 'assistant') return { text: ' and this is the rest of the sentence.' };
   if (last?.role === 'tool') return /rain gauge|bucket/.test(asked) ? { text: RAIN } : { text: `The tool said: ${textOf(last).slice(0, 80)}` };
   if (/refuse/.test(asked)) return { text: '', error: { status: 400, code: 'unsupported_by_model', message: 'the model cannot do this' } };
-  if (/too long/.test(asked) && !messages.some(({ content }) => /Summary of the conversation/.test(String(content))))
+  if (/too long|askew/.test(asked) && !messages.some(({ content }) => /Summary of the conversation/.test(String(content))))
     return { text: '', error: { status: 400, code: 'context_length_exceeded', message: 'the prompt has 33000 tokens, the context 32768' } };
   if (/fill up/.test(asked)) return { text: 'The text ends here because', reason: 'length' };
   if (/think/.test(asked)) return { thoughts: 'First I look at the question. Then I answer it.', text: 'Thought through: **42**.' };
@@ -105,7 +114,11 @@ export async function startMock(port = 0): Promise<MockServer> {
     url: '',
     requests: [],
     stopped: [],
-    state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', hasResumable: true },
+    state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', hasResumable: true, other: 6.4 * GB, extra: false, holdAt: Infinity },
+    hold: (id, text) => {
+      const event = { model: MODELS[0]!.name, choices: [{ index: 0, delta: { content: text }, finish_reason: null }] };
+      streams.set(id, { chunks: [Buffer.from(`data: ${JSON.stringify(event)}\n\n`)], isDone: false, wake: [] });
+    },
     cut: () => {
       for (const response of answering) response.destroy();
     },
@@ -144,6 +157,7 @@ export async function startMock(port = 0): Promise<MockServer> {
       }
     }
     for (const piece of pieces(script.text)) {
+      while (count >= mock.state.holdAt && !stored.isDone) await sleep(10);
       if (stored.isDone) return;
       if (body.max_tokens && count >= body.max_tokens) break;
       if (mock.state.pace || script.delay) await pause();
@@ -219,6 +233,10 @@ export async function startMock(port = 0): Promise<MockServer> {
       return;
     }
     const total = 15.1 * GB;
+    if (mock.state.extra) {
+      line({ status: `pulling ${name}`, digest: 'sha256:0', total, completed: 6.2 * GB });
+      return void (await new Promise((resolve) => response.on('close', resolve)));
+    }
     for (let completed = 5 * GB; completed < total && !response.destroyed; completed += /quick/.test(name) ? 5 * GB : 0.05 * GB) {
       line({ status: `pulling ${name}`, digest: 'sha256:0', total, completed });
       await sleep(100);
@@ -230,9 +248,9 @@ export async function startMock(port = 0): Promise<MockServer> {
 
   function file(path: string, response: ServerResponse): void {
     const name = normalize(path === '/' ? 'index.html' : path.slice(1));
-    const at = path === '/test/axe.js' ? AXE : join(dist, name);
+    const at = TEST_FILES[path] ?? join(dist, name);
     if (name.startsWith('..') || !existsSync(at)) return fail(response, 404, 'route_not_found', `nothing is at ${path}`);
-    response.writeHead(200, { 'content-type': TYPES[extname(name)] ?? 'application/octet-stream', 'content-security-policy': POLICY, 'cache-control': 'no-cache' });
+    response.writeHead(200, { 'content-type': TYPES[extname(at)] ?? 'application/octet-stream', 'content-security-policy': POLICY, 'cache-control': 'no-cache' });
     response.end(readFileSync(at));
   }
 
@@ -259,6 +277,7 @@ export async function startMock(port = 0): Promise<MockServer> {
       return follow(response, stored, Number(searchParams.get('after') ?? 0));
     }
     const { loaded } = mock.state;
+    const models = mock.state.extra ? [MODELS[0]!, EXTRA, MODELS[2]!, MODELS[1]!] : MODELS;
     const used = MODELS.filter(({ name }) => loaded.includes(name)).reduce((sum, model) => sum + model.memory, 0);
     const details = { family: 'mock', parameter_size: '4.0B', quantization_level: '4 bit' };
     switch (pathname) {
@@ -267,15 +286,19 @@ export async function startMock(port = 0): Promise<MockServer> {
       case '/v1/models':
         return json(response, {
           object: 'list',
-          memory: { total: 16 * GB, free: 16 * GB - used - 6.4 * GB },
-          data: MODELS.map(({ name, size, can }) => ({
-            id: name,
-            meta: loaded.includes(name) && mock.state.loading !== name ? { n_ctx: 32768, size, vision: can.includes('vision') } : null,
-            ...(mock.state.loading === name ? { status: { value: 'loading', progress: 0.62 } } : {}),
-          })),
+          memory: { total: 16 * GB, free: Math.max(0, 16 * GB - used - mock.state.other) },
+          data: models.map(({ name, size, can }) => {
+            const isLoading = mock.state.loading === name || name === EXTRA.name;
+            const isLoaded = loaded.includes(name) && !isLoading;
+            return {
+              id: name,
+              meta: isLoaded ? { n_ctx: 32768, size, vision: can.includes('vision') } : null,
+              status: isLoading ? { value: 'loading', progress: 0.62 } : { value: isLoaded ? 'loaded' : 'unloaded' },
+            };
+          }),
         });
       case '/api/tags':
-        return json(response, { models: MODELS.map(({ name, size }) => ({ name, size, details })) });
+        return json(response, { models: models.map(({ name, size }) => ({ name, size, details })) });
       case '/api/ps':
         return json(response, { models: MODELS.filter(({ name }) => loaded.includes(name)).map(({ name, memory }) => ({ name, size: memory, size_vram: memory, context_length: 32768, details })) });
       case '/api/show':

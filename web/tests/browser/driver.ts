@@ -12,6 +12,20 @@ export interface View {
   isPhone?: boolean;
   /** With the service worker, which reads all files of the page. */
   hasWorker?: boolean;
+  /** The moment that the page's clock shows, in UTC; only in Chromium. */
+  now?: number;
+}
+
+/** Makes `Date` stand still. Timers go on. */
+function stopClock(now: number): void {
+  const Real = Date;
+  const Fixed = function (...values: []) {
+    return new.target ? new Real(...(values.length ? values : ([now] as unknown as []))) : new Real(now).toString();
+  } as unknown as DateConstructor;
+  Object.setPrototypeOf(Fixed, Real);
+  Object.defineProperty(Fixed, 'prototype', { value: Real.prototype });
+  Fixed.now = () => now;
+  globalThis.Date = Fixed;
 }
 
 export interface Tab {
@@ -23,6 +37,8 @@ export interface Tab {
   /** A key, with the names of modifiers before it: Control+K. */
   press(key: string): Promise<void>;
   hover(selector: string): Promise<void>;
+  /** Moves the pointer to the corner, where nothing is. */
+  rest(): Promise<void>;
   files(selector: string, paths: string[]): Promise<void>;
   eval<T, A = undefined>(action: (argument: A) => T | Promise<T>, argument?: A): Promise<T>;
   screenshot(path?: string): Promise<Uint8Array>;
@@ -44,10 +60,10 @@ export interface Browser {
 }
 
 export async function chromium(): Promise<Browser> {
-  const browser = await playwright.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] });
+  const browser = await playwright.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu', '--font-render-hinting=none', '--disable-lcd-text', '--force-color-profile=srgb'] });
   return {
     name: 'chromium',
-    async profile({ width, height, isDark, isPhone, hasWorker }) {
+    async profile({ width, height, isDark, isPhone, hasWorker, now }) {
       const context = await browser.newContext({
         viewport: { width, height },
         colorScheme: isDark ? 'dark' : 'light',
@@ -56,7 +72,9 @@ export async function chromium(): Promise<Browser> {
         hasTouch: Boolean(isPhone),
         isMobile: Boolean(isPhone),
         permissions: ['clipboard-read', 'clipboard-write'],
+        ...(now === undefined ? {} : { timezoneId: 'UTC', locale: 'en-GB' }),
       });
+      if (now !== undefined) await context.addInitScript(stopClock, now);
       return {
         async tab() {
           const page = await context.newPage();
@@ -73,6 +91,7 @@ export async function chromium(): Promise<Browser> {
             type: (text) => page.keyboard.insertText(text),
             press: (key) => page.keyboard.press(key),
             hover: (selector) => page.hover(selector),
+            rest: () => page.mouse.move(1, 1),
             files: (selector, paths) => page.setInputFiles(selector, paths),
             eval: (action, argument) => page.evaluate(action as never, argument as never),
             screenshot: (path) => page.screenshot({ path }),
@@ -149,6 +168,7 @@ export async function firefox(): Promise<Browser> {
               for (const modifier of keys.reverse()) await page.keyboard.up(modifier as 'Control');
             },
             hover: async (selector) => (await found(selector)).hover(),
+            rest: () => page.mouse.move(1, 1),
             files: async (selector, paths) => {
               const input = await page.$(selector);
               await (input as unknown as { uploadFile: (...files: string[]) => Promise<void> }).uploadFile(...paths);

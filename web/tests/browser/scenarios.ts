@@ -32,15 +32,16 @@ const conversation: Scenario[] = [
       await chat.see('.prose .hljs-keyword');
       expect((await chat.count('.prose .table td')) === 16, 'the table has 16 cells');
       expect(/tok\/s[\s\S]*first token[\s\S]*9.8k tokens reused/.test(await chat.text('.turn.a .note')), 'the numbers are in the margin');
-      expect(/12\.\dk of 32k/.test(await chat.text('.gauge')), 'the gauge counts the context');
+      expect(/12\.\dk of 32\.8k/.test(await chat.text('.gauge')), 'the gauge counts the context');
     },
   },
   {
     name: 'a title comes from the model, not over one by the user',
-    run: async ({ chat }) => {
+    run: async ({ chat, mock }) => {
       await chat.answer('hello');
       await chat.until('the title', () => document.querySelector('.top h1')?.textContent?.trim() === 'Rain gauge for the garden');
       await chat.button('New chat').catch(() => chat.press('New chat'));
+      mock.state.holdAt = 20;
       await chat.ask('slow');
       await chat.see('.send.stop');
       await chat.tab.hover('.conv.is-current');
@@ -57,9 +58,11 @@ const conversation: Scenario[] = [
   {
     name: 'stop keeps what is there, continue goes on with it',
     run: async ({ chat, mock }) => {
+      mock.state.holdAt = 20;
       await chat.ask('slow');
       await chat.until('some text', () => (document.querySelector<HTMLElement>('.turn.a .prose')?.innerText.length ?? 0) > 20);
       await chat.button('Stop');
+      mock.state.holdAt = Infinity;
       await chat.idle();
       expect(mock.stopped.length === 1, 'the server is told to stop');
       await chat.seeText('stopped');
@@ -418,7 +421,10 @@ const rest: Scenario[] = [
           original((time) => {
             const begun = performance.now();
             callback(time);
-            queueMicrotask(() => spans.push([document.querySelector('.turn.a .prose')?.textContent?.length ?? 0, performance.now() - begun]));
+            queueMicrotask(() => {
+              const time = performance.now() - begun;
+              spans.push([document.querySelector('.turn.a .prose')?.textContent?.length ?? 0, time]);
+            });
           });
       });
       await chat.ask('long 60000');
