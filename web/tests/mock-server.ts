@@ -6,7 +6,7 @@ import { existsSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { extname, join, normalize } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { RAIN, SLOW, longText } from './answers.ts';
+import { AWKWARD, RAIN, SLOW, longText } from './answers.ts';
 
 interface ApiMessage {
   role: string;
@@ -54,6 +54,7 @@ const sleep = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export interface MockServer {
   url: string;
+  models: typeof MODELS;
   /** The bodies of chat completions that arrived. */
   requests: Body[];
   /** Streams that were stopped by DELETE. */
@@ -100,6 +101,7 @@ function scriptOf(body: Body): Script {
   if (body.response_format) return { text: '{ "day": "Monday", "mm": 3.0 }' };
   if (/long (\d+)/.test(asked)) return { text: longText(Number(/long (\d+)/.exec(asked)![1])) };
   if (/break off/.test(asked)) return { text: longText(1500), cutAfter: 60, delay: 10 };
+  if (/awkward/.test(asked)) return { text: AWKWARD };
   if (/slow/.test(asked)) return { text: longText(SLOW), delay: 30 };
   if (/rain|bucket/.test(asked)) return { text: RAIN };
   return { text: `You asked: ${asked.slice(0, 200)}` };
@@ -112,6 +114,7 @@ export async function startMock(port = 0): Promise<MockServer> {
   let n = 0;
   const mock: MockServer = {
     url: '',
+    models: MODELS.map((model) => ({ ...model })),
     requests: [],
     stopped: [],
     state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', hasResumable: true, other: 6.4 * GB, extra: false, holdAt: Infinity },
@@ -277,8 +280,8 @@ export async function startMock(port = 0): Promise<MockServer> {
       return follow(response, stored, Number(searchParams.get('after') ?? 0));
     }
     const { loaded } = mock.state;
-    const models = mock.state.extra ? [MODELS[0]!, EXTRA, MODELS[2]!, MODELS[1]!] : MODELS;
-    const used = MODELS.filter(({ name }) => loaded.includes(name)).reduce((sum, model) => sum + model.memory, 0);
+    const models = mock.state.extra ? [MODELS[0]!, EXTRA, MODELS[2]!, MODELS[1]!] : mock.models;
+    const used = mock.models.filter(({ name }) => loaded.includes(name)).reduce((sum, model) => sum + model.memory, 0);
     const details = { family: 'mock', parameter_size: '4.0B', quantization_level: '4 bit' };
     switch (pathname) {
       case '/health':
@@ -300,9 +303,9 @@ export async function startMock(port = 0): Promise<MockServer> {
       case '/api/tags':
         return json(response, { models: models.map(({ name, size }) => ({ name, size, details })) });
       case '/api/ps':
-        return json(response, { models: MODELS.filter(({ name }) => loaded.includes(name)).map(({ name, memory }) => ({ name, size: memory, size_vram: memory, context_length: 32768, details })) });
+        return json(response, { models: mock.models.filter(({ name }) => loaded.includes(name)).map(({ name, memory }) => ({ name, size: memory, size_vram: memory, context_length: 32768, details })) });
       case '/api/show':
-        return json(response, { capabilities: MODELS.find(({ name }) => name === body.model)?.can ?? [] });
+        return json(response, { capabilities: mock.models.find(({ name }) => name === body.model)?.can ?? [] });
       case '/props':
         return json(response, { default_generation_settings: { n_ctx: 32768, params: { temperature: 0.7, top_p: 0.8, top_k: 20, min_p: 0, repeat_penalty: 1, presence_penalty: 0, frequency_penalty: 0 } } });
       case '/tokenize':

@@ -3,6 +3,7 @@ import { writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { View } from './driver';
+import { extremes } from './extremes';
 import { type Chat, type Context, expect } from './page';
 import { trouble } from './trouble';
 
@@ -413,7 +414,7 @@ const rest: Scenario[] = [
   {
     name: 'the time for a chunk does not grow with the answer',
     run: async ({ chat, mock }) => {
-      mock.state.pace = 2;
+      mock.state.pace = 4;
       await chat.tab.eval(() => {
         const spans: [number, number][] = ((window as unknown as { spans: [number, number][] }).spans = []);
         const original = requestAnimationFrame.bind(window);
@@ -430,14 +431,17 @@ const rest: Scenario[] = [
       await chat.ask('long 60000');
       await chat.idle(240_000);
       const spans = await chat.tab.eval(() => (window as unknown as { spans: [number, number][] }).spans);
-      const median = (from: number, to: number) => {
-        const list = spans.filter(([length]) => length >= from && length < to).map(([, time]) => time).sort((a, b) => a - b);
-        return list[Math.floor(list.length / 2)] ?? 0;
+      // The clock is coarse, and a busy machine stops now and then: means of windows, the best of each part of the answer.
+      const best = (from: number, to: number) => {
+        const times = spans.filter(([length]) => length >= from && length < to).map(([, time]) => time);
+        const windows: number[] = [];
+        for (let i = 0; i + 10 <= times.length; i += 5) windows.push(times.slice(i, i + 10).reduce((sum, time) => sum + time, 0) / 10);
+        return Math.min(...windows);
       };
       const whole = Math.max(...spans.map(([length]) => length));
-      const [early, late] = [median(500, 3000), median(0.85 * whole, 1e9)];
-      console.log(`    script time of a frame: ${early.toFixed(2)} ms at 1k characters, ${late.toFixed(2)} ms at the end of 60k`);
-      expect(late < Math.max(4, 2.5 * early), `it grows from ${early} to ${late} ms`);
+      const [early, late] = [best(500, 0.25 * whole), best(0.75 * whole, 1e9)];
+      console.log(`    script time of a frame: ${early.toFixed(2)} ms in the first quarter of 60k characters, ${late.toFixed(2)} ms in the last`);
+      expect(Number.isFinite(early) && late < 1.5 * early + 0.25, `it grows from ${early} to ${late} ms`);
     },
   },
   {
@@ -545,4 +549,4 @@ function pdfOf(text: string): string {
   return `${file}trailer << /Size 6 /Root 1 0 R >>\nstartxref\n${table}\n%%EOF\n`;
 }
 
-export const scenarios: Scenario[] = [...conversation, ...files, ...panel, ...sidebar, ...trouble, ...rest];
+export const scenarios: Scenario[] = [...conversation, ...files, ...panel, ...sidebar, ...trouble, ...extremes, ...rest];
