@@ -51,3 +51,26 @@ export function longText(n: number): string {
 
 /** Characters of the slow answer. */
 export const SLOW = 700;
+
+const columns = Array.from({ length: 30 }, (_, i) => i + 1);
+/** What is hard to lay out: a wide table, formulas that are none, text from the right, words without an end. */
+export const AWKWARD = `| ${columns.map((n) => `Column ${n}`).join(' | ')} |
+|${'--:|'.repeat(30)}
+| ${columns.map((n) => n * 1234.5).join(' | ')} |
+
+$$
+\\frac{1}{
+$$
+
+An inline \\(\\undefined{x}\\) formula, and \\(x^2\\) after it.
+
+هذا نص من اليمين إلى اليسار مع *كلمة* و \`code\`.
+
+- שלום עולם
+- עוד שורה
+
+${'w'.repeat(400)}
+
+\`\`\`js
+const line = '${'x'.repeat(400)}';
+\`\`\``;

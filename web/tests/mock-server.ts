@@ -3,9 +3,10 @@
 // `node tests/mock-server.ts [PORT]` serves the built page, too.
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { existsSync, readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
 import { extname, join, normalize } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { RAIN, SLOW, longText } from './answers.ts';
+import { AWKWARD, RAIN, SLOW, longText } from './answers.ts';
 
 interface ApiMessage {
   role: string;
@@ -36,19 +37,31 @@ const MODELS = [
   { name: 'gpt-oss 20B', size: 12.1 * GB, memory: 13.4 * GB, can: ['completion', 'thinking', 'tools'] },
   { name: 'Qwen3.5 9B', size: 6.6 * GB, memory: 8.1 * GB, can: ['completion', 'vision', 'thinking', 'tools'] },
 ];
+/** A model that is there only where a test wants it: it loads. */
+const EXTRA = { name: 'Gemma 4 E4B', size: 3.0 * GB, memory: 0, can: ['completion', 'vision', 'tools'] };
 const POLICY =
   "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; font-src 'self'; worker-src 'self'; manifest-src 'self'; " +
   "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const TYPES: Record<string, string> = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml', '.png': 'image/png', '.woff2': 'font/woff2', '.webmanifest': 'application/manifest+json' };
+const { resolve: packaged } = createRequire(import.meta.url);
+/** What tests load into the page, which takes it from its own origin only: accessibility checks, fonts for screenshots. */
+const TEST_FILES: Record<string, string> = {
+  '/test/axe.js': packaged('axe-core/axe.min.js'),
+  '/test/text.woff2': packaged('@fontsource-variable/inter/files/inter-latin-opsz-normal.woff2'),
+  '/test/code.woff2': packaged('@fontsource-variable/jetbrains-mono/files/jetbrains-mono-latin-wght-normal.woff2'),
+};
 const sleep = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export interface MockServer {
   url: string;
+  models: typeof MODELS;
   /** The bodies of chat completions that arrived. */
   requests: Body[];
   /** Streams that were stopped by DELETE. */
   stopped: string[];
-  state: { isAway: boolean; key: string; pace: number; loaded: string[]; loading: string; hasResumable: boolean };
+  state: { isAway: boolean; key: string; pace: number; loaded: string[]; loading: string; hasResumable: boolean; /** Bytes that other programs use. */ other: number; /** A model that loads, and downloads that stand still. */ extra: boolean; /** Pieces of an answer after which it stands still while this is so. */ holdAt: number };
+  /** A resumable stream that has this text, and no end. */
+  hold: (id: string, text: string) => void;
   /** Ends all connections at once. */
   cut: () => void;
   close: () => Promise<void>;
@@ -79,7 +92,7 @@ function scriptOf(body: Body): Script {
   if (last?.role === 'assistant') return { text: ' and this is the rest of the sentence.' };
   if (last?.role === 'tool') return /rain gauge|bucket/.test(asked) ? { text: RAIN } : { text: `The tool said: ${textOf(last).slice(0, 80)}` };
   if (/refuse/.test(asked)) return { text: '', error: { status: 400, code: 'unsupported_by_model', message: 'the model cannot do this' } };
-  if (/too long/.test(asked) && !messages.some(({ content }) => /Summary of the conversation/.test(String(content))))
+  if (/too long|askew/.test(asked) && !messages.some(({ content }) => /Summary of the conversation/.test(String(content))))
     return { text: '', error: { status: 400, code: 'context_length_exceeded', message: 'the prompt has 33000 tokens, the context 32768' } };
   if (/fill up/.test(asked)) return { text: 'The text ends here because', reason: 'length' };
   if (/think/.test(asked)) return { thoughts: 'First I look at the question. Then I answer it.', text: 'Thought through: **42**.' };
@@ -88,6 +101,7 @@ function scriptOf(body: Body): Script {
   if (body.response_format) return { text: '{ "day": "Monday", "mm": 3.0 }' };
   if (/long (\d+)/.test(asked)) return { text: longText(Number(/long (\d+)/.exec(asked)![1])) };
   if (/break off/.test(asked)) return { text: longText(1500), cutAfter: 60, delay: 10 };
+  if (/awkward/.test(asked)) return { text: AWKWARD };
   if (/slow/.test(asked)) return { text: longText(SLOW), delay: 30 };
   if (/rain|bucket/.test(asked)) return { text: RAIN };
   return { text: `You asked: ${asked.slice(0, 200)}` };
@@ -100,16 +114,21 @@ export async function startMock(port = 0): Promise<MockServer> {
   let n = 0;
   const mock: MockServer = {
     url: '',
+    models: MODELS.map((model) => ({ ...model })),
     requests: [],
     stopped: [],
-    state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', hasResumable: true },
+    state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', hasResumable: true, other: 6.4 * GB, extra: false, holdAt: Infinity },
+    hold: (id, text) => {
+      const event = { model: MODELS[0]!.name, choices: [{ index: 0, delta: { content: text }, finish_reason: null }] };
+      streams.set(id, { chunks: [Buffer.from(`data: ${JSON.stringify(event)}\n\n`)], isDone: false, wake: [] });
+    },
     cut: () => {
       for (const response of answering) response.destroy();
     },
     close: () =>
       new Promise((resolve) => {
-        server.closeAllConnections();
         server.close(() => resolve());
+        server.closeAllConnections();
       }),
   };
 
@@ -141,6 +160,7 @@ export async function startMock(port = 0): Promise<MockServer> {
       }
     }
     for (const piece of pieces(script.text)) {
+      while (count >= mock.state.holdAt && !stored.isDone) await sleep(10);
       if (stored.isDone) return;
       if (body.max_tokens && count >= body.max_tokens) break;
       if (mock.state.pace || script.delay) await pause();
@@ -216,6 +236,10 @@ export async function startMock(port = 0): Promise<MockServer> {
       return;
     }
     const total = 15.1 * GB;
+    if (mock.state.extra) {
+      line({ status: `pulling ${name}`, digest: 'sha256:0', total, completed: 6.2 * GB });
+      return void (await new Promise((resolve) => response.on('close', resolve)));
+    }
     for (let completed = 5 * GB; completed < total && !response.destroyed; completed += /quick/.test(name) ? 5 * GB : 0.05 * GB) {
       line({ status: `pulling ${name}`, digest: 'sha256:0', total, completed });
       await sleep(100);
@@ -227,9 +251,9 @@ export async function startMock(port = 0): Promise<MockServer> {
 
   function file(path: string, response: ServerResponse): void {
     const name = normalize(path === '/' ? 'index.html' : path.slice(1));
-    const at = join(dist, name);
+    const at = TEST_FILES[path] ?? join(dist, name);
     if (name.startsWith('..') || !existsSync(at)) return fail(response, 404, 'route_not_found', `nothing is at ${path}`);
-    response.writeHead(200, { 'content-type': TYPES[extname(name)] ?? 'application/octet-stream', 'content-security-policy': POLICY, 'cache-control': 'no-cache' });
+    response.writeHead(200, { 'content-type': TYPES[extname(at)] ?? 'application/octet-stream', 'content-security-policy': POLICY, 'cache-control': 'no-cache' });
     response.end(readFileSync(at));
   }
 
@@ -256,7 +280,8 @@ export async function startMock(port = 0): Promise<MockServer> {
       return follow(response, stored, Number(searchParams.get('after') ?? 0));
     }
     const { loaded } = mock.state;
-    const used = MODELS.filter(({ name }) => loaded.includes(name)).reduce((sum, model) => sum + model.memory, 0);
+    const models = mock.state.extra ? [MODELS[0]!, EXTRA, MODELS[2]!, MODELS[1]!] : mock.models;
+    const used = mock.models.filter(({ name }) => loaded.includes(name)).reduce((sum, model) => sum + model.memory, 0);
     const details = { family: 'mock', parameter_size: '4.0B', quantization_level: '4 bit' };
     switch (pathname) {
       case '/health':
@@ -264,19 +289,23 @@ export async function startMock(port = 0): Promise<MockServer> {
       case '/v1/models':
         return json(response, {
           object: 'list',
-          memory: { total: 16 * GB, free: 16 * GB - used - 6.4 * GB },
-          data: MODELS.map(({ name, size, can }) => ({
-            id: name,
-            meta: loaded.includes(name) && mock.state.loading !== name ? { n_ctx: 32768, size, vision: can.includes('vision') } : null,
-            ...(mock.state.loading === name ? { status: { value: 'loading', progress: 0.62 } } : {}),
-          })),
+          memory: { total: 16 * GB, free: Math.max(0, 16 * GB - used - mock.state.other) },
+          data: models.map(({ name, size, can }) => {
+            const isLoading = mock.state.loading === name || name === EXTRA.name;
+            const isLoaded = loaded.includes(name) && !isLoading;
+            return {
+              id: name,
+              meta: isLoaded ? { n_ctx: 32768, size, vision: can.includes('vision') } : null,
+              status: isLoading ? { value: 'loading', progress: 0.62 } : { value: isLoaded ? 'loaded' : 'unloaded' },
+            };
+          }),
         });
       case '/api/tags':
-        return json(response, { models: MODELS.map(({ name, size }) => ({ name, size, details })) });
+        return json(response, { models: models.map(({ name, size }) => ({ name, size, details })) });
       case '/api/ps':
-        return json(response, { models: MODELS.filter(({ name }) => loaded.includes(name)).map(({ name, memory }) => ({ name, size: memory, size_vram: memory, context_length: 32768, details })) });
+        return json(response, { models: mock.models.filter(({ name }) => loaded.includes(name)).map(({ name, memory }) => ({ name, size: memory, size_vram: memory, context_length: 32768, details })) });
       case '/api/show':
-        return json(response, { capabilities: MODELS.find(({ name }) => name === body.model)?.can ?? [] });
+        return json(response, { capabilities: mock.models.find(({ name }) => name === body.model)?.can ?? [] });
       case '/props':
         return json(response, { default_generation_settings: { n_ctx: 32768, params: { temperature: 0.7, top_p: 0.8, top_k: 20, min_p: 0, repeat_penalty: 1, presence_penalty: 0, frequency_penalty: 0 } } });
       case '/tokenize':

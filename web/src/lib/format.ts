@@ -33,7 +33,7 @@ export function dayGroup(at: number, now: number): string {
   if (days < 7) return 'Last 7 days';
   const date = new Date(at);
   const isThisYear = date.getFullYear() === new Date(now).getFullYear();
-  return date.toLocaleDateString('en', { month: 'long', ...(isThisYear ? {} : { year: 'numeric' }) });
+  return date.toLocaleDateString('en-GB', { month: 'long', ...(isThisYear ? {} : { year: 'numeric' }) });
 }
 
 /** When something was, in short: a time today, a day, a date. */
@@ -41,7 +41,7 @@ export function when(at: number, now: number): string {
   const group = dayGroup(at, now);
   if (group === 'Today') return time(at);
   if (group === 'Yesterday') return group;
-  return new Date(at).toLocaleDateString('en', { day: 'numeric', month: 'long' });
+  return new Date(at).toLocaleDateString('en-GB', { day: 'numeric', month: 'long' });
 }
 
 /** A name of a model as people say it: without folders, file endings and hyphens between words. */

@@ -106,10 +106,10 @@ export interface Gauge {
   level: 'free' | 'high' | 'full';
 }
 
-/** The context after an answer with these stats. `characters`: those of the conversation, for a guess where no stats are known. */
-export function gaugeOf(stats: Stats | undefined, characters: number, total: number): Gauge {
-  const isGuess = stats?.prompt === undefined && characters > 0;
-  const used = stats?.prompt === undefined ? Math.ceil(characters / 4) : stats.prompt + (stats.last ?? 0);
+/** The context after an answer with these stats. `guessed`: the tokens of the conversation by a guess, where no stats are known. */
+export function gaugeOf(stats: Stats | undefined, guessed: number, total: number): Gauge {
+  const isGuess = stats?.prompt === undefined && guessed > 0;
+  const used = stats?.prompt === undefined ? guessed : stats.prompt + (stats.last ?? 0);
   const reused = Math.min(stats?.cached ?? 0, used);
   const share = total ? used / total : 0;
   return { used, reused, total, isGuess, level: share >= 0.985 ? 'full' : share >= 0.85 ? 'high' : 'free' };

@@ -12,6 +12,8 @@ export interface SearchText {
   title: string;
   time: number;
   text: string;
+  /** Of a PDF. */
+  pages?: number;
 }
 
 export interface Hit {
@@ -44,7 +46,7 @@ export async function loadTexts(conversations: Conversation[]): Promise<SearchTe
     const base = { conversation: conversation.id, message: message.id, title: conversation.title, time: conversation.updated };
     const steps = (message.steps ?? []).flatMap((step) => [step.content, ...step.calls.map((call) => `${call.name} ${call.arguments} ${call.result ?? ''}`)]);
     texts.push({ ...base, kind: message.role === 'user' ? 'questions' : 'answers', text: [...steps, message.content].filter(Boolean).join('\n') });
-    for (const file of message.files ?? []) texts.push({ ...base, kind: 'files', title: file.name, text: fileOf.get(file.id)?.text ?? '' });
+    for (const file of message.files ?? []) texts.push({ ...base, kind: 'files', title: file.name, text: fileOf.get(file.id)?.text ?? '', pages: file.pages });
   }
   return texts.sort((a, b) => b.time - a.time || (a.message < b.message ? -1 : 1));
 }
@@ -60,7 +62,7 @@ export function findIn(texts: SearchText[], query: string, scope: Scope): Found 
   const seen = new Set<string>();
   let nPlaces = 0;
   if (!wanted.length) return { hits, nPlaces, nChats: 0, milliseconds: 0 };
-  for (const { kind, text, title, ...rest } of texts) {
+  for (const { kind, text, title, pages, ...rest } of texts) {
     if (scope !== 'all' && scope !== kind) continue;
     const lower = text.toLowerCase();
     const isTitle = wanted.every((word) => title.toLowerCase().includes(word));
@@ -72,7 +74,7 @@ export function findIn(texts: SearchText[], query: string, scope: Scope): Found 
     seen.add(key);
     const position = lower.indexOf(wanted.find((word) => lower.includes(word)) ?? '');
     const page = kind === 'files' ? [...text.slice(0, position).matchAll(/^Page (\d+)$/gm)].at(-1)?.[1] : undefined;
-    hits.push({ ...rest, title, text: around(text, position), ...(page ? { note: `page ${page}` } : {}) });
+    hits.push({ ...rest, title, text: around(text, position), ...(page ? { note: `page ${page}${pages ? ` of ${pages}` : ''}` } : {}) });
   }
   return { hits, nPlaces, nChats: chats.size, milliseconds: performance.now() - begun };
 }
@@ -80,7 +82,7 @@ export function findIn(texts: SearchText[], query: string, scope: Scope): Found 
 /** One line of text around a position. */
 function around(text: string, position: number): string {
   const start = position < 60 ? 0 : text.indexOf(' ', position - 40) + 1 || position;
-  const part = text.slice(start, start + 160).replace(/^#+ |[*`]+|^[>|-]+ ?|\|/gm, '').replace(/\s+/g, ' ').trim();
+  const part = text.slice(start, start + 160).replace(/^Page \d+$/gm, '').replace(/^#+ |[*`]+|^[>|-]+ ?|\|/gm, '').replace(/\s+/g, ' ').trim();
   return `${start > 0 ? '… ' : ''}${part}${start + 160 < text.length ? ' …' : ''}`;
 }
 

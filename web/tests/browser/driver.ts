@@ -12,6 +12,20 @@ export interface View {
   isPhone?: boolean;
   /** With the service worker, which reads all files of the page. */
   hasWorker?: boolean;
+  /** The moment that the page's clock shows, in UTC; only in Chromium. */
+  now?: number;
+}
+
+/** Makes `Date` stand still. Timers go on. */
+function stopClock(now: number): void {
+  const Real = Date;
+  const Fixed = function (...values: []) {
+    return new.target ? new Real(...(values.length ? values : ([now] as unknown as []))) : new Real(now).toString();
+  } as unknown as DateConstructor;
+  Object.setPrototypeOf(Fixed, Real);
+  Object.defineProperty(Fixed, 'prototype', { value: Real.prototype });
+  Fixed.now = () => now;
+  globalThis.Date = Fixed;
 }
 
 export interface Tab {
@@ -23,6 +37,8 @@ export interface Tab {
   /** A key, with the names of modifiers before it: Control+K. */
   press(key: string): Promise<void>;
   hover(selector: string): Promise<void>;
+  /** Moves the pointer to the corner, where nothing is. */
+  rest(): Promise<void>;
   files(selector: string, paths: string[]): Promise<void>;
   eval<T, A = undefined>(action: (argument: A) => T | Promise<T>, argument?: A): Promise<T>;
   screenshot(path?: string): Promise<Uint8Array>;
@@ -33,7 +49,6 @@ export interface Tab {
 
 export interface Profile {
   tab(): Promise<Tab>;
-  offline(isOffline: boolean): Promise<void>;
   close(): Promise<void>;
 }
 
@@ -45,10 +60,10 @@ export interface Browser {
 }
 
 export async function chromium(): Promise<Browser> {
-  const browser = await playwright.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] });
+  const browser = await playwright.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu', '--font-render-hinting=none', '--disable-lcd-text', '--force-color-profile=srgb'] });
   return {
     name: 'chromium',
-    async profile({ width, height, isDark, isPhone, hasWorker }) {
+    async profile({ width, height, isDark, isPhone, hasWorker, now }) {
       const context = await browser.newContext({
         viewport: { width, height },
         colorScheme: isDark ? 'dark' : 'light',
@@ -57,7 +72,9 @@ export async function chromium(): Promise<Browser> {
         hasTouch: Boolean(isPhone),
         isMobile: Boolean(isPhone),
         permissions: ['clipboard-read', 'clipboard-write'],
+        ...(now === undefined ? {} : { timezoneId: 'UTC', locale: 'en-GB' }),
       });
+      if (now !== undefined) await context.addInitScript(stopClock, now);
       return {
         async tab() {
           const page = await context.newPage();
@@ -74,13 +91,13 @@ export async function chromium(): Promise<Browser> {
             type: (text) => page.keyboard.insertText(text),
             press: (key) => page.keyboard.press(key),
             hover: (selector) => page.hover(selector),
+            rest: () => page.mouse.move(1, 1),
             files: (selector, paths) => page.setInputFiles(selector, paths),
             eval: (action, argument) => page.evaluate(action as never, argument as never),
             screenshot: (path) => page.screenshot({ path }),
             close: () => page.close(),
           };
         },
-        offline: (isOffline) => context.setOffline(isOffline),
         close: () => context.close(),
       };
     },
@@ -91,7 +108,7 @@ export async function chromium(): Promise<Browser> {
 export async function firefox(): Promise<Browser> {
   return {
     name: 'firefox',
-    async profile({ width, height, isDark, hasWorker }) {
+    async profile({ width, height, isDark, isPhone, hasWorker }) {
       const browser = await puppeteer.launch({
         browser: 'firefox',
         executablePath: process.env.FIREFOX ?? '/usr/bin/firefox-esr',
@@ -99,7 +116,16 @@ export async function firefox(): Promise<Browser> {
         defaultViewport: null,
         userDataDir: mkdtempSync(join(tmpdir(), 'page-test-')),
         args: [`--width=${width}`, `--height=${height}`],
-        extraPrefsFirefox: { 'dom.serviceWorkers.enabled': Boolean(hasWorker), 'ui.systemUsesDarkTheme': isDark ? 1 : 0, 'ui.prefersReducedMotion': 1, 'dom.events.testing.asyncClipboard': true, 'layout.css.prefers-color-scheme.content-override': isDark ? 0 : 1 },
+        extraPrefsFirefox: {
+          'dom.serviceWorkers.enabled': Boolean(hasWorker),
+          'ui.systemUsesDarkTheme': isDark ? 1 : 0,
+          'layout.css.prefers-color-scheme.content-override': isDark ? 0 : 1,
+          'ui.prefersReducedMotion': 1,
+          'dom.events.testing.asyncClipboard': true,
+          // Machines without a mouse, as those of CI, would be (hover: none) otherwise: 1 is coarse, 2 fine, 4 can hover.
+          'ui.primaryPointerCapabilities': isPhone ? 1 : 6,
+          'ui.allPointerCapabilities': isPhone ? 1 : 6,
+        },
       });
       return {
         async tab() {
@@ -114,8 +140,19 @@ export async function firefox(): Promise<Browser> {
           const found = async (selector: string) => {
             const element = await page.waitForSelector(selector, { visible: true, timeout: 30_000 });
             if (!element) throw new Error(`nothing is at ${selector}`);
-            await element.evaluate((node) => node.scrollIntoView({ block: 'nearest' }));
-            return element;
+            // What lies over it would take the click, and says so.
+            const end = Date.now() + 30_000;
+            for (;;) {
+              const over = await element.evaluate((node) => {
+                node.scrollIntoView({ block: 'nearest' });
+                const { left, top, width, height } = node.getBoundingClientRect();
+                const hit = document.elementFromPoint(left + width / 2, top + height / 2);
+                return hit && (node.contains(hit) || hit.contains(node)) ? '' : (hit?.outerHTML.slice(0, 100) ?? 'nothing');
+              });
+              if (!over) return element;
+              if (Date.now() > end) throw new Error(`over ${selector} lies ${over}`);
+              await new Promise((resolve) => setTimeout(resolve, 50));
+            }
           };
           return {
             errors,
@@ -131,6 +168,7 @@ export async function firefox(): Promise<Browser> {
               for (const modifier of keys.reverse()) await page.keyboard.up(modifier as 'Control');
             },
             hover: async (selector) => (await found(selector)).hover(),
+            rest: () => page.mouse.move(1, 1),
             files: async (selector, paths) => {
               const input = await page.$(selector);
               await (input as unknown as { uploadFile: (...files: string[]) => Promise<void> }).uploadFile(...paths);
@@ -139,9 +177,6 @@ export async function firefox(): Promise<Browser> {
             screenshot: (path) => page.screenshot({ path: path as `${string}.png` }),
             close: () => page.close(),
           };
-        },
-        offline: async () => {
-          throw new Error('not in Firefox');
         },
         close: () => browser.close(),
       };

@@ -1,4 +1,5 @@
 // The page as scenarios see it: what can be done, and waiting for what is to be seen.
+import type { Conversation, Message } from '../../src/lib/types';
 import type { MockServer } from '../mock-server';
 import type { Profile, Tab } from './driver';
 
@@ -85,6 +86,21 @@ export class Chat {
   lastAnswer(): Promise<string> {
     return this.tab.eval(() => ([...document.querySelectorAll<HTMLElement>('.turn.a .prose')].at(-1)?.innerText ?? '').trim());
   }
+}
+
+/** Stores conversations in the page's database. The page sees them when it is loaded again. */
+export async function store(tab: Tab, data: { conversations: Conversation[]; messages: Message[] }): Promise<void> {
+  await tab.eval(async ({ conversations, messages }: typeof data) => {
+    const database = await new Promise<IDBDatabase>((resolve) => {
+      const request = indexedDB.open('metal-attention');
+      request.onsuccess = () => resolve(request.result);
+    });
+    const tx = database.transaction(['conversations', 'messages'], 'readwrite');
+    for (const value of conversations) tx.objectStore('conversations').put(value);
+    for (const value of messages) tx.objectStore('messages').put(value);
+    await new Promise((resolve) => (tx.oncomplete = resolve));
+    database.close();
+  }, data);
 }
 
 export interface Context {

@@ -1,9 +1,9 @@
 // The scenarios: what a person does with the page, and what the page then shows.
-import { readFileSync, writeFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
+import { writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { View } from './driver';
+import { extremes } from './extremes';
 import { type Chat, type Context, expect } from './page';
 import { trouble } from './trouble';
 
@@ -33,15 +33,17 @@ const conversation: Scenario[] = [
       await chat.see('.prose .hljs-keyword');
       expect((await chat.count('.prose .table td')) === 16, 'the table has 16 cells');
       expect(/tok\/s[\s\S]*first token[\s\S]*9.8k tokens reused/.test(await chat.text('.turn.a .note')), 'the numbers are in the margin');
-      expect(/12\.\dk of 32k/.test(await chat.text('.gauge')), 'the gauge counts the context');
+      expect(/12\.\dk of 32\.8k/.test(await chat.text('.gauge')), 'the gauge counts the context');
     },
   },
   {
     name: 'a title comes from the model, not over one by the user',
-    run: async ({ chat }) => {
+    run: async ({ chat, mock }) => {
       await chat.answer('hello');
       await chat.until('the title', () => document.querySelector('.top h1')?.textContent?.trim() === 'Rain gauge for the garden');
-      await chat.button('New chat').catch(() => chat.press('New chat'));
+      await chat.press('New chat');
+      await chat.see('.start');
+      mock.state.holdAt = 20;
       await chat.ask('slow');
       await chat.see('.send.stop');
       await chat.tab.hover('.conv.is-current');
@@ -58,9 +60,11 @@ const conversation: Scenario[] = [
   {
     name: 'stop keeps what is there, continue goes on with it',
     run: async ({ chat, mock }) => {
+      mock.state.holdAt = 20;
       await chat.ask('slow');
       await chat.until('some text', () => (document.querySelector<HTMLElement>('.turn.a .prose')?.innerText.length ?? 0) > 20);
       await chat.button('Stop');
+      mock.state.holdAt = Infinity;
       await chat.idle();
       expect(mock.stopped.length === 1, 'the server is told to stop');
       await chat.seeText('stopped');
@@ -203,7 +207,8 @@ const files: Scenario[] = [
         pick?.click();
         return Boolean(pick);
       });
-      await chat.ask('what is this').catch(() => {});
+      await chat.write('what is this');
+      await chat.tab.press('Enter');
       await chat.seeText('gpt-oss 20B sees no pictures');
       await chat.press('Switch to Qwen3.5 4B');
       await chat.seeText('You asked: what is this');
@@ -266,6 +271,13 @@ const panel: Scenario[] = [
       await chat.seeText('GB, ');
       await chat.button('Stop the download of owner/slow');
       await chat.seeText('is stopped');
+      expect(
+        await chat.tab.eval(() => {
+          const { left, top, width, height } = document.querySelector('.pull input')!.getBoundingClientRect();
+          return document.elementFromPoint(left + width / 2, top + height / 2)?.matches('.pull input');
+        }),
+        'no note lies over the field',
+      );
       await chat.tab.click('.pull input');
       await chat.tab.type('missing');
       await chat.tab.press('Enter');
@@ -404,7 +416,7 @@ const rest: Scenario[] = [
   {
     name: 'the time for a chunk does not grow with the answer',
     run: async ({ chat, mock }) => {
-      mock.state.pace = 2;
+      mock.state.pace = 20;
       await chat.tab.eval(() => {
         const spans: [number, number][] = ((window as unknown as { spans: [number, number][] }).spans = []);
         const original = requestAnimationFrame.bind(window);
@@ -412,39 +424,49 @@ const rest: Scenario[] = [
           original((time) => {
             const begun = performance.now();
             callback(time);
-            queueMicrotask(() => spans.push([document.querySelector('.turn.a .prose')?.textContent?.length ?? 0, performance.now() - begun]));
+            queueMicrotask(() => {
+              const time = performance.now() - begun;
+              spans.push([document.querySelector('.turn.a .prose')?.textContent?.length ?? 0, time]);
+            });
           });
       });
       await chat.ask('long 60000');
+      // Chunks come singly where frames are measured, so that frames of the early and of the late part have as many; fast in between.
+      const longer = (n: number) => chat.until(`${n} characters`, (wanted: number) => (document.querySelector('.turn.a .prose')?.textContent?.length ?? 0) > wanted, n, 120_000);
+      await longer(4000);
+      Object.assign(mock.state, { pace: 0, holdAt: 1200 });
+      await longer(40_000);
+      Object.assign(mock.state, { pace: 20, holdAt: Infinity });
       await chat.idle(240_000);
       const spans = await chat.tab.eval(() => (window as unknown as { spans: [number, number][] }).spans);
-      const median = (from: number, to: number) => {
-        const list = spans.filter(([length]) => length >= from && length < to).map(([, time]) => time).sort((a, b) => a - b);
-        return list[Math.floor(list.length / 2)] ?? 0;
+      // The clock is coarse, and a busy machine stops now and then: means of windows, the best of each part of the answer.
+      const best = (from: number, to: number) => {
+        const times = spans.filter(([length]) => length >= from && length < to).map(([, time]) => time);
+        const windows: number[] = [];
+        for (let i = 0; i + 10 <= times.length; i += 5) windows.push(times.slice(i, i + 10).reduce((sum, time) => sum + time, 0) / 10);
+        return Math.min(...windows);
       };
-      const whole = Math.max(...spans.map(([length]) => length));
-      const [early, late] = [median(500, 3000), median(0.85 * whole, 1e9)];
-      console.log(`    script time of a frame: ${early.toFixed(2)} ms at 1k characters, ${late.toFixed(2)} ms at the end of 60k`);
-      expect(late < Math.max(4, 2.5 * early), `it grows from ${early} to ${late} ms`);
+      const [early, late] = [best(500, 4000), best(41_000, 1e9)];
+      console.log(`    script time of a frame: ${early.toFixed(2)} ms at 4k characters, ${late.toFixed(2)} ms at the end of 60k`);
+      expect(Number.isFinite(early) && late < 1.5 * early + 0.25, `it grows from ${early} to ${late} ms`);
     },
   },
   {
     name: 'the page opens without its server',
     view: { width: 1280, height: 800, hasWorker: true },
-    not: { firefox: 'its driver cannot take the network away from a service worker' },
-    run: async ({ chat, profile }) => {
+    run: async ({ chat, mock }) => {
       await chat.answer('keep this');
       await chat.until('the worker', () => navigator.serviceWorker.ready.then(() => Boolean(navigator.serviceWorker.controller)), undefined, 60_000);
-      await profile.offline(true);
-      await chat.tab.reload();
-      await chat.seeText('You asked: keep this');
-      await profile.offline(false);
       const kept = await chat.tab.eval(async () => {
         const names: string[] = [];
         for (const name of await caches.keys()) for (const request of await (await caches.open(name)).keys()) names.push(new URL(request.url).pathname);
         return names;
       });
-      expect(!kept.some((name) => /^\/(v1|api|mcp|props)/.test(name)), 'no answer of the API is kept');
+      expect(kept.includes('/') && !kept.some((name) => /^\/(v1|api|mcp|props)/.test(name)), 'the page is kept, and no answer of the API');
+      await mock.close();
+      await chat.tab.reload();
+      await chat.seeText('You asked: keep this');
+      await chat.seeText('The engine does not answer');
     },
   },
   {
@@ -472,15 +494,17 @@ const rest: Scenario[] = [
   {
     name: 'axe finds nothing',
     run: async ({ chat }) => {
-      const source = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
       const check = async (state: string) => {
-        await chat.tab.eval((text: string) => {
-          // As the driver's script, which the page's policy does not bind.
-          if (!('axe' in window)) (0, eval)(text);
-        }, source).catch(() => {});
+        await chat.tab.eval(async () => {
+          if ('axe' in window) return;
+          // From the page's own origin: its policy allows no other script.
+          const script = document.createElement('script');
+          script.src = 'test/axe.js';
+          document.head.append(script);
+          await new Promise((resolve, reject) => ((script.onload = resolve), (script.onerror = () => reject(new Error('axe is not there')))));
+        });
         const problems = await chat.tab.eval(async () => {
-          const { axe } = window as unknown as { axe?: { run: (options: unknown) => Promise<{ violations: { id: string; nodes: { html: string; failureSummary: string }[] }[] }> } };
-          if (!axe) return ['axe did not run'];
+          const { axe } = window as unknown as { axe: { run: (options: unknown) => Promise<{ violations: { id: string; nodes: { html: string; failureSummary: string }[] }[] }> } };
           const { violations } = await axe.run({ resultTypes: ['violations'] });
           return violations.flatMap(({ id, nodes }) => nodes.map(({ html, failureSummary }) => `${id}: ${html.slice(0, 140)} ${failureSummary.slice(0, 200)}`));
         });
@@ -532,4 +556,4 @@ function pdfOf(text: string): string {
   return `${file}trailer << /Size 6 /Root 1 0 R >>\nstartxref\n${table}\n%%EOF\n`;
 }
 
-export const scenarios: Scenario[] = [...conversation, ...files, ...panel, ...sidebar, ...trouble, ...rest];
+export const scenarios: Scenario[] = [...conversation, ...files, ...panel, ...sidebar, ...trouble, ...extremes, ...rest];

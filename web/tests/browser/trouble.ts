@@ -22,9 +22,11 @@ export const trouble: Scenario[] = [
   {
     name: 'a lost connection is made again, without a gap',
     run: async ({ chat, mock }) => {
+      mock.state.holdAt = 30;
       await chat.ask('slow');
       await chat.until('some text', () => (document.querySelector<HTMLElement>('.turn.a .prose')?.innerText.length ?? 0) > 60);
       mock.cut();
+      mock.state.holdAt = Infinity;
       await chat.idle();
       const answer = await chat.lastAnswer();
       const words = (text: string) => text.replace(/[^a-z0-9]/gi, '');
@@ -35,11 +37,13 @@ export const trouble: Scenario[] = [
   {
     name: 'a reload goes on with the answer',
     run: async ({ chat, mock }) => {
+      mock.state.holdAt = 30;
       await chat.ask('slow');
       await chat.until('some text', () => (document.querySelector<HTMLElement>('.turn.a .prose')?.innerText.length ?? 0) > 60);
       await chat.tab.reload();
       await chat.see('.turn.a');
       await chat.see('.send.stop');
+      mock.state.holdAt = Infinity;
       await chat.idle();
       const answer = await chat.lastAnswer();
       expect((answer.match(/wind does not carry/g) ?? []).length === (longText(SLOW).match(/wind does not carry/g) ?? []).length, `nothing is lost or there twice: ${answer.slice(0, 200)}`);
@@ -61,6 +65,7 @@ export const trouble: Scenario[] = [
     name: 'a page that is closed while it writes loses nothing',
     run: async ({ chat, mock, another }) => {
       mock.state.hasResumable = false;
+      mock.state.holdAt = 30;
       await chat.ask('slow');
       await chat.until('some text', () => (document.querySelector<HTMLElement>('.turn.a .prose')?.innerText.length ?? 0) > 40);
       await chat.write('a draft');

@@ -137,7 +137,7 @@ describe('a rendered text', () => {
   });
 
   it('numbers lists by their first number', () => {
-    expect(render('7. a\n8. b\n', [])).toContain('<ol start="7">');
+    expect(render('7. a\n8. b\n', [])).toContain('<ol dir="auto" start="7">');
   });
 });
 

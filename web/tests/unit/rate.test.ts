@@ -8,7 +8,7 @@ describe('the gauge', () => {
   });
 
   it('guesses by characters where no answer has said', () => {
-    expect(gaugeOf(undefined, 400, 1000)).toMatchObject({ used: 100, isGuess: true });
+    expect(gaugeOf(undefined, 100, 1000)).toMatchObject({ used: 100, isGuess: true });
     expect(gaugeOf(undefined, 0, 1000)).toMatchObject({ used: 0, isGuess: false });
   });
 

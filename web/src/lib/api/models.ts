@@ -23,24 +23,32 @@ export interface Model {
   loading?: boolean;
 }
 
+/** The answer of `v1/models`, as far as the page reads it. */
+interface V1Models {
+  data?: V1Model[];
+  /** Bytes of the device that models are loaded on. */
+  memory?: { total?: number; free?: number };
+}
 interface V1Model {
   id: string;
-  meta: { n_ctx: number; size: number; vision: boolean } | null;
+  /** Null: not loaded. */
+  meta?: { n_ctx?: number; size?: number; vision?: boolean } | null;
+  /** `value`: loaded, loading or unloaded. `progress`: the share that is loaded, from 0 to 1. */
   status?: { value?: string; progress?: number };
 }
 interface Tag {
   name: string;
-  size: number;
-  details: { parameter_size: string; quantization_level: string; family: string };
+  size?: number;
+  details?: { parameter_size?: string; quantization_level?: string; family?: string };
 }
 interface Process extends Tag {
-  size_vram: number;
-  context_length: number;
+  size_vram?: number;
+  context_length?: number;
 }
 
 const plain = (name: string) => name.replace(/:latest$/, '');
 
-/** Memory of the machine in bytes, where the server says it. */
+/** Memory of the device that models are loaded on, in bytes, where the server says it. */
 export interface Memory {
   total: number;
   free: number;
@@ -51,34 +59,45 @@ export interface ModelList {
   memory?: Memory;
 }
 
+const isAmount = (value: unknown): value is number => typeof value === 'number' && Number.isFinite(value) && value >= 0;
+const amount = (...values: unknown[]): number => values.find((value): value is number => isAmount(value) && value > 0) ?? 0;
+
+/** The memory that an answer names; undefined where a field is missing or makes no sense. */
+export function memoryOf({ memory }: V1Models): Memory | undefined {
+  const { total, free } = memory ?? {};
+  return isAmount(total) && isAmount(free) && total > 0 ? { total, free: Math.min(free, total) } : undefined;
+}
+
+/** A model of `v1/models` with what ollama's lists say of it. What nobody says is 0, empty or undefined, and is not shown. */
+export function modelOf({ id, meta, status }: V1Model, tag: Tag | undefined, process: Process | undefined): Model {
+  const progress = status?.progress;
+  return {
+    name: id,
+    size: amount(tag?.size, meta?.size),
+    quantization: tag?.details?.quantization_level ?? '',
+    parameters: tag?.details?.parameter_size ?? '',
+    family: tag?.details?.family ?? '',
+    loaded: status?.value === undefined ? Boolean(meta) : status.value === 'loaded',
+    memory: amount(process?.size),
+    deviceMemory: amount(process?.size_vram),
+    context: amount(meta?.n_ctx, process?.context_length),
+    ...(typeof meta?.vision === 'boolean' ? { vision: meta.vision } : {}),
+    loading: status?.value === 'loading',
+    ...(status?.value === 'loading' && isAmount(progress) ? { progress: Math.min(1, progress) } : {}),
+  };
+}
+
+/** The bytes of a model on the device that `Memory` describes. */
+export const bytesOnDevice = ({ deviceMemory, memory, size }: Model): number => deviceMemory || memory || size;
+
 /** All models, loaded or not. */
 export async function listModels(signal?: AbortSignal): Promise<ModelList> {
-  const none = { models: [] };
-  const [list, tags, processes] = await Promise.all([
-    getJson<{ data: V1Model[]; memory?: Memory }>('v1/models', signal),
-    getJson<{ models: Tag[] }>('api/tags', signal).catch(() => none as { models: Tag[] }),
-    getJson<{ models: Process[] }>('api/ps', signal).catch(() => none as { models: Process[] }),
-  ]);
-  const tagOf = new Map(tags.models.map((tag) => [plain(tag.name), tag]));
-  const processOf = new Map(processes.models.map((process) => [plain(process.name), process]));
-  const models = list.data.map(({ id, meta, status }): Model => {
-    const [tag, process] = [tagOf.get(plain(id)), processOf.get(plain(id))];
-    return {
-      name: id,
-      size: tag?.size ?? meta?.size ?? 0,
-      quantization: tag?.details.quantization_level ?? '',
-      parameters: tag?.details.parameter_size ?? '',
-      family: tag?.details.family ?? '',
-      loaded: meta !== null,
-      memory: process?.size ?? 0,
-      deviceMemory: process?.size_vram ?? 0,
-      context: meta?.n_ctx ?? process?.context_length ?? 0,
-      ...(meta ? { vision: meta.vision } : {}),
-      loading: status?.value === 'loading',
-      progress: status?.progress,
-    };
-  });
-  return { models, memory: list.memory };
+  const listed = <T>(path: string) => getJson<{ models?: T[] }>(path, signal).then(({ models }) => models ?? [], () => []);
+  const [list, tags, processes] = await Promise.all([getJson<V1Models>('v1/models', signal), listed<Tag>('api/tags'), listed<Process>('api/ps')]);
+  const tagOf = new Map(tags.map((tag) => [plain(tag.name), tag]));
+  const processOf = new Map(processes.map((process) => [plain(process.name), process]));
+  const models = (list.data ?? []).map((model) => modelOf(model, tagOf.get(plain(model.id)), processOf.get(plain(model.id))));
+  return { models, memory: memoryOf(list) };
 }
 
 export interface Capabilities {
@@ -95,8 +114,8 @@ export async function capabilitiesOf(model: string): Promise<Capabilities> {
 
 /** The sampling options that a loaded model has by itself. */
 export async function defaultsOf(model: string): Promise<Record<string, number>> {
-  const props = await getJson<{ default_generation_settings: { params: Record<string, unknown> } }>(`props?model=${encodeURIComponent(model)}`);
-  const numbers = Object.entries(props.default_generation_settings.params).filter(([, value]) => typeof value === 'number');
+  const props = await getJson<{ default_generation_settings?: { params?: Record<string, unknown> } }>(`props?model=${encodeURIComponent(model)}`);
+  const numbers = Object.entries(props.default_generation_settings?.params ?? {}).filter(([, value]) => typeof value === 'number');
   return Object.fromEntries(numbers) as Record<string, number>;
 }
 

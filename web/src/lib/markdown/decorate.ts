@@ -125,6 +125,7 @@ export function tableFrame(): { scroll: HTMLElement; table: HTMLElement } {
 /** The elements of rendered Markdown; of a list its items, of a table its head or rows. `isFinal`: it will not be rendered again. */
 export function decorate(html: string, kind: 'list' | 'table' | undefined, isFinal: boolean): Node[] {
   const fragment = sanitized(html);
+  for (const block of fragment.querySelectorAll<HTMLElement>('ul, ol, blockquote')) block.dir = 'auto';
   for (const link of fragment.querySelectorAll('a')) {
     link.rel = 'noopener noreferrer';
     link.target = '_blank';

@@ -209,6 +209,8 @@ function openContainer(open: Token, root: HTMLElement): OpenContainer {
     return { kind: 'table', element: table, head: '' };
   }
   const list = document.createElement(open.tag);
+  // Marks stand where its lines begin, also in languages that are written from the right.
+  list.dir = 'auto';
   const start = open.attrGet('start');
   if (start !== null) list.setAttribute('start', String(start));
   root.append(list);

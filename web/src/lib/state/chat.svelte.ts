@@ -200,7 +200,7 @@ class Chat {
       }
       const error = { code: 'gone', message: 'The page was closed while the answer was written.' };
       if (message.stream) await this.#run({ ...message }, this.#pathTo(message.parent), true);
-      else await library.put({ ...message, state: message.content || message.thoughts ? 'cut' : 'failed', error });
+      else await library.put({ ...message, state: message.content || message.thoughts || message.steps?.length ? 'cut' : 'failed', error });
     }
   }
 

@@ -16,6 +16,8 @@ class Library {
   /** The tree of the shown conversation. It changes with its messages, not with their texts. */
   children = $state.raw<Children>(new Map());
   isLoaded = $state(false);
+  /** A message that is to be scrolled to. */
+  revealed = $state('');
   /** The settings of conversations that begin. */
   defaults = $state<ChatSettings>(readJson<ChatSettings>('defaults') ?? {});
   /** The settings of the shown conversation while it is not stored. */
@@ -180,6 +182,7 @@ class Library {
     if (conversation !== this.currentId) await this.open(conversation);
     if (!this.messages.has(id)) return;
     await this.patch(conversation, (old) => ({ chosen: choosing(this.messages, old.chosen, id) }));
+    this.revealed = id;
   }
 
   rename(id: string, title: string): void {
