@@ -76,7 +76,9 @@ export const extremes: Scenario[] = [
         chat.tab.eval((length: number) => {
           const data = new DataTransfer();
           data.setData('text/plain', 'many words, '.repeat(length / 12));
-          document.querySelector('textarea.field')!.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true }));
+          // Firefox leaves out what a script gives to the event's constructor.
+          const event = Object.defineProperty(new Event('paste', { bubbles: true, cancelable: true }), 'clipboardData', { value: data });
+          document.querySelector('textarea.field')!.dispatchEvent(event);
         }, n);
       await paste(120_000);
       await chat.see('.held .chip');
