@@ -348,9 +348,12 @@ fn symlink_or_move(target: &Path, _blob: &Path, pointer: &Path) -> io::Result<()
 }
 
 /// Windows allows links only with a privilege; without it, the blob is moved to the pointer's path, as other programs
-/// do.
+/// do. So it is where a link was reported, but none is there (Wine 8).
 #[cfg(windows)]
 fn symlink_or_move(target: &Path, blob: &Path, pointer: &Path) -> io::Result<()> {
     let target = target.to_string_lossy().replace('/', "\\");
-    std::os::windows::fs::symlink_file(target, pointer).or_else(|_| fs::rename(blob, pointer))
+    match std::os::windows::fs::symlink_file(target, pointer) {
+        Ok(()) if pointer.is_file() => Ok(()),
+        Ok(()) | Err(_) => fs::rename(blob, pointer),
+    }
 }
