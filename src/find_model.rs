@@ -7,7 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use metal_attention_hub::choose::{ModelFiles, Unchosen, choose, models};
-use metal_attention_hub::{Environment, Hub, ModelName, Which, is_hub_address, is_mmproj, known_model, similar_name};
+use metal_attention_hub::{
+    CachedModel, Environment, Hub, ModelName, Which, is_hub_address, is_mmproj, known_model, similar_name,
+};
 
 use crate::cli_error::CliError;
 use crate::download_progress::DownloadProgress;
@@ -128,8 +130,7 @@ fn in_cache(text: &str) -> Result<Option<ModelName>, CliError> {
             Which::Quant(quant) => model.quant.as_ref().is_some_and(|own| own.eq_ignore_ascii_case(quant)),
             Which::Default | Which::File(_) | Which::Pattern(_) => true,
         };
-        let is_text_model = model.is_newest && model.complete && !is_mmproj(&file);
-        is_text_model && fits && is_called(&format!("{}/{file}", model.name.repo()), name)
+        is_usable(model) && fits && is_called(&format!("{}/{file}", model.name.repo()), name)
     });
     match &found[..] {
         [] => Ok(None),
@@ -147,6 +148,12 @@ fn in_cache(text: &str) -> Result<Option<ModelName>, CliError> {
             )))
         }
     }
+}
+
+/// Whether a model of the cache can be named: it is whole, of the newest commit, and no picture encoder.
+pub fn is_usable(model: &CachedModel) -> bool {
+    let file = model.files[0].file_name().unwrap_or_default().to_string_lossy();
+    model.is_newest && model.complete && !is_mmproj(&file)
 }
 
 /// Splits `NAME:TYPE` into the name and the type.

@@ -3,11 +3,13 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
-use metal_attention::{available_memory, backends};
-use metal_attention_hub::{CachedModel, Environment, Hub, is_mmproj};
+use metal_attention::available_memory;
+use metal_attention::backends::{self, Gpu, GpuList};
+use metal_attention_hub::{CachedModel, Environment, Hub};
 
 use crate::cli_error::CliError;
-use crate::metadata_text::{file_name, safe};
+use crate::find_model::is_usable;
+use crate::metadata_text::safe;
 use crate::units;
 
 /// A model that is offered.
@@ -84,7 +86,7 @@ pub fn choose() -> Result<Option<PathBuf>, CliError> {
 pub fn models_here() -> Vec<CachedModel> {
     let models = Environment::read().and_then(|environment| Hub::new(environment).models());
     let mut models = models.unwrap_or_default();
-    models.retain(|model| model.is_newest && model.complete && !is_mmproj(&file_name(&model.files[0])));
+    models.retain(is_usable);
     models
 }
 
@@ -100,13 +102,22 @@ fn list(models: &[CachedModel]) -> Vec<(String, String)> {
 /// Bytes of memory for models: that of the GPU that `--device auto` takes, or the free main memory if that is larger.
 fn memory() -> Option<u64> {
     let gpus = [backends::CUDA.gpus(), backends::WGPU.gpus()];
-    let chosen = gpus.iter().find_map(|list| list.auto.as_ref().ok().map(|&i| &list.gpus[i]));
-    chosen.and_then(|gpu| gpu.memory).max(available_memory())
+    automatic_gpu(&gpus.each_ref()).and_then(|gpu| gpu.memory).max(available_memory())
 }
 
-/// Whether a model of so many bytes and a context fit in `memory` bytes; true where these are not known.
+/// The GPU that `--device auto` takes: of the first backend in the lists that has one.
+pub fn automatic_gpu<'a>(lists: &[&'a GpuList]) -> Option<&'a Gpu> {
+    lists.iter().find_map(|list| list.auto.as_ref().ok().map(|&i| &list.gpus[i]))
+}
+
+/// Bytes of the largest model for `memory` bytes, of which its context needs some.
+pub fn largest_model(memory: u64) -> u64 {
+    memory / 10 * 8
+}
+
+/// Whether the model and a context fit in `memory` bytes; true where these are not known.
 fn fits(model: Offered, memory: Option<u64>) -> bool {
-    memory.is_none_or(|memory| model.bytes <= memory / 10 * 8)
+    memory.is_none_or(|memory| model.bytes <= largest_model(memory))
 }
 
 /// The models to offer on a machine with `memory` bytes: the largest ones that fit, and smaller ones; the smallest ones if fewer fit.

@@ -10,6 +10,7 @@ use metal_attention_hub::{Environment, Hub};
 use serde::Serialize;
 
 use crate::cli_error::CliError;
+use crate::first_model::{automatic_gpu, largest_model};
 use crate::metadata_text::safe;
 use crate::terminal::no_colour;
 use crate::units;
@@ -163,11 +164,10 @@ fn of_cuda(list: &GpuList) -> Finding {
 
 /// The device that `--device auto` takes.
 fn automatic(lists: &[&GpuList]) -> Finding {
-    let chosen = lists.iter().find_map(|list| list.auto.as_ref().ok().map(|&i| &list.gpus[i]));
-    match chosen {
+    match automatic_gpu(lists) {
         Some(gpu) => {
             let memory = gpu.memory.map_or(String::new(), |memory| {
-                format!(", which has {}: models of up to {}", units::bytes(memory), units::bytes(memory / 10 * 8))
+                format!(", which has {}: models of up to {}", units::bytes(memory), units::bytes(largest_model(memory)))
             });
             Finding::ok("--device", format!("auto is {}{memory}", gpu.device))
         }
@@ -181,7 +181,8 @@ const LITTLE: u64 = 2 << 30;
 /// The free main memory.
 fn memory(free: Option<u64>) -> Finding {
     let Some(free) = free else { return Finding::ok("memory", "the system does not report how much is free") };
-    let found = format!("{} free: models of up to {} on the CPU", units::bytes(free), units::bytes(free / 10 * 8));
+    let found =
+        format!("{} free: models of up to {} on the CPU", units::bytes(free), units::bytes(largest_model(free)));
     if free < LITTLE {
         return Finding::note("memory", found, "close other programs, or take a small model, such as smollm2");
     }

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{program, run, stderr, stdout};
-use metal_attention_testing::hub_server::HubServer;
+use crate::common::{run, stdout};
+use crate::hub::Setup;
+use metal_attention_testing::hub_server::REPO;
 
 #[test]
 fn every_shell_has_a_script_that_calls_the_program() {
@@ -15,45 +16,24 @@ fn every_shell_has_a_script_that_calls_the_program() {
 }
 
 /// A cache of the hub with the model `tester/tiny-GGUF:Q8_0`.
-fn cache() -> tempfile::TempDir {
-    let server = HubServer::with(&[("tiny-Q8_0.gguf", metal_attention::BUILT_IN_MODEL)]);
-    let home = tempfile::tempdir().unwrap();
-    let mut pull = program();
-    for name in [
-        "HF_HUB_CACHE",
-        "HUGGINGFACE_HUB_CACHE",
-        "HF_HUB_OFFLINE",
-        "http_proxy",
-        "HTTP_PROXY",
-        "all_proxy",
-        "ALL_PROXY",
-    ] {
-        pull.env_remove(name);
-    }
-    let output =
-        pull.env("HF_HOME", home.path()).env("HF_ENDPOINT", &server.url).args(["pull", "tester/tiny-GGUF"]).output();
-    assert!(output.as_ref().unwrap().status.success(), "{}", stderr(&output.unwrap()));
-    home
+fn cache() -> Setup {
+    let setup = Setup::with(&[("tiny-Q8_0.gguf", metal_attention::BUILT_IN_MODEL)]);
+    stdout(setup.run(&["pull", REPO]));
+    setup
 }
 
 /// What may stand at the end of the words, without descriptions.
-fn candidates(home: &Path, words: &[&str]) -> Vec<String> {
-    let mut command = program();
-    command
-        .env("HF_HOME", home)
-        .env_remove("HF_HUB_CACHE")
-        .env_remove("HUGGINGFACE_HUB_CACHE")
-        .env("METAL_ATTENTION_COMPLETE", "fish");
-    let output =
-        command.env("METAL_ATTENTION_MODELS", "").args(["--", "metal-attention"]).args(words).output().unwrap();
-    let lines = stdout(output);
+fn candidates(cache: &Setup, words: &[&str]) -> Vec<String> {
+    let mut command = cache.program(&["--", "metal-attention"]);
+    command.env("METAL_ATTENTION_COMPLETE", "fish").env("METAL_ATTENTION_MODELS", "");
+    let lines = stdout(command.args(words).output().unwrap());
     lines.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect()
 }
 
 #[test]
 fn names_of_models_are_completed() {
-    let home = cache();
-    let of = |words: &[&str]| candidates(home.path(), words);
+    let cache = cache();
+    let of = |words: &[&str]| candidates(&cache, words);
     assert_eq!(of(&["run", "llama3.2"]), ["llama3.2", "llama3.2:1b", "llama3.2:3b"]);
     assert_eq!(of(&["info", "-m", "tester/"]), ["tester/tiny-GGUF:Q8_0"]);
     assert_eq!(of(&["serve", "hf:te"]), ["hf:tester/tiny-GGUF:Q8_0"]);
@@ -68,7 +48,8 @@ fn names_of_models_are_completed() {
 #[test]
 #[cfg(unix)]
 fn bash_completes_names_with_colons() {
-    let home = cache();
+    let cache = cache();
+    let home = &cache.home;
     let script = stdout(run(&["completions", "bash"]));
     let folder = Path::new(env!("CARGO_BIN_EXE_metal-attention")).parent().unwrap();
     // Splits a line as bash does, and prints what may replace its last word.

@@ -13,18 +13,20 @@ use serde_json::Value as Json;
 
 const BUILT_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
 
-struct Setup {
+/// A server in place of the hub, and a cache.
+pub struct Setup {
     server: HubServer,
-    home: tempfile::TempDir,
+    /// The folder of the cache, as in `HF_HOME`.
+    pub home: tempfile::TempDir,
 }
 
 impl Setup {
-    fn with(files: &[(&str, &[u8])]) -> Self {
+    pub fn with(files: &[(&str, &[u8])]) -> Self {
         Self { server: HubServer::with(files), home: tempfile::tempdir().unwrap() }
     }
 
     /// The program with the server as hub, this setup's cache, and no hub settings of the user's.
-    fn program(&self, args: &[&str]) -> Command {
+    pub fn program(&self, args: &[&str]) -> Command {
         let mut program = program();
         for name in [
             "HF_HUB_CACHE",
@@ -44,7 +46,7 @@ impl Setup {
         program
     }
 
-    fn run(&self, args: &[&str]) -> Output {
+    pub fn run(&self, args: &[&str]) -> Output {
         self.program(args).output().unwrap()
     }
 

@@ -68,7 +68,7 @@ export function memoryOf({ memory }: V1Models): Memory | undefined {
   return isAmount(total) && isAmount(free) && total > 0 ? { total, free: Math.min(free, total) } : undefined;
 }
 
-/** A model of `v1/models` with what ollama's lists say of it. What nobody says is 0, empty or undefined, and is not shown. */
+/** A model of `v1/models` with what ollama's lists say of it. A field that no list has is 0, empty or undefined, and is not shown. */
 export function modelOf({ id, meta, status }: V1Model, tag: Tag | undefined, process: Process | undefined): Model {
   const progress = status?.progress;
   return {

@@ -321,37 +321,38 @@ impl Residency {
     pub fn status(&self, unit: &LoadUnit) -> ModelStatus {
         let entries = self.entries();
         let Some(entry) = entries.get(&unit.id) else { return ModelStatus::default() };
-        let unloads_in = match &entry.phase {
-            ResidencyPhase::Unloaded
-            | ResidencyPhase::Starting
-            | ResidencyPhase::Loading
-            | ResidencyPhase::Unloading => None,
-            ResidencyPhase::Loaded(model) => match model.keep_alive {
-                KeepAlive::Forever => None,
-                KeepAlive::For(time) if model.n_held > 0 => Some(time),
-                KeepAlive::For(time) => Some(time.saturating_sub(model.last_used.elapsed())),
-            },
-        };
-        let phase = match &entry.phase {
-            ResidencyPhase::Unloaded => ModelPhase::Unloaded,
+        let (phase, unloads_in) = match &entry.phase {
+            ResidencyPhase::Unloaded => (ModelPhase::Unloaded, None),
             ResidencyPhase::Starting | ResidencyPhase::Loading => {
-                ModelPhase::Loading { progress: unit.source.load_progress() }
+                (ModelPhase::Loading { progress: unit.source.load_progress() }, None)
             }
-            ResidencyPhase::Loaded(_) => ModelPhase::Loaded,
-            ResidencyPhase::Unloading => ModelPhase::Unloading,
+            ResidencyPhase::Loaded(model) => {
+                let unloads_in = match model.keep_alive {
+                    KeepAlive::Forever => None,
+                    KeepAlive::For(time) if model.n_held > 0 => Some(time),
+                    KeepAlive::For(time) => Some(time.saturating_sub(model.last_used.elapsed())),
+                };
+                (ModelPhase::Loaded, unloads_in)
+            }
+            ResidencyPhase::Unloading => (ModelPhase::Unloading, None),
         };
         ModelStatus { phase, unloads_in, memory: entry.memory.clone() }
+    }
+
+    /// Bytes that models may use of the device of `need`; `None`: unknown.
+    fn capacity(&self, need: &MemoryNeed) -> Option<u64> {
+        self.memory.into_iter().chain(need.capacity).min()
     }
 
     /// The memory of the devices that models are on; `None`: no model is loaded, or the size of a device is unknown.
     pub fn memory(&self) -> Option<ModelMemory> {
         let entries = self.entries();
         let mut devices: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-        for MemoryNeed { device, bytes, capacity } in entries.values().flat_map(|entry| &entry.memory) {
-            let capacity = self.memory.into_iter().chain(*capacity).min()?;
-            let (total, used) = devices.entry(device).or_default();
+        for need in entries.values().flat_map(|entry| &entry.memory) {
+            let capacity = self.capacity(need)?;
+            let (total, used) = devices.entry(&need.device).or_default();
             *total = capacity.max(*total);
-            *used += bytes;
+            *used += need.bytes;
         }
         let sum = |value: fn(&(u64, u64)) -> u64| devices.values().map(value).sum();
         let free = |(total, used): &(u64, u64)| total.saturating_sub(*used);

@@ -65,8 +65,9 @@ impl Residency {
         placement: &Placement,
     ) -> Result<EvictionPlan, ApiError> {
         let mut plan = EvictionPlan { is_free: true, is_enough: true, to_evict: BTreeSet::new(), last_used: None };
-        for MemoryNeed { device, bytes, capacity } in placement {
-            let Some(capacity) = self.memory.into_iter().chain(*capacity).min() else { continue };
+        for need in placement {
+            let Some(capacity) = self.capacity(need) else { continue };
+            let MemoryNeed { device, bytes, .. } = need;
             if *bytes > capacity {
                 return Err(too_large(unit, *bytes, device, capacity));
             }
