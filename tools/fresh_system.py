@@ -9,7 +9,6 @@ import pathlib
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -166,23 +165,6 @@ def served(handler, host="127.0.0.1"):
     server = http.server.ThreadingHTTPServer((host, 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://{host}:{server.server_port}"
-
-
-def name_server(host, address):
-    """Starts a server of names at port 53 of `host`, at which every name has this IPv4 address and no other."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    listener.bind((host, 53))
-
-    def answer():
-        while True:
-            query, client = listener.recvfrom(512)
-            question = query[12 : query.index(0, 12) + 5]
-            is_ipv4 = question[-4:-2] == b"\0\1"
-            head = query[:2] + b"\x81\x80" + b"\0\1" + (b"\0\1" if is_ipv4 else b"\0\0") + b"\0\0\0\0"
-            record = b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4" + socket.inet_aton(address) if is_ipv4 else b""
-            listener.sendto(head + question + record, client)
-
-    threading.Thread(target=answer, daemon=True).start()
 
 
 def make_release(binaries, *options):
