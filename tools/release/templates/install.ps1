@@ -43,7 +43,7 @@ function Install-MetalAttention {
     $machine = if ($env:PROCESSOR_ARCHITEW6432) { $env:PROCESSOR_ARCHITEW6432 } else { $env:PROCESSOR_ARCHITECTURE }
     # Windows 11 on ARM runs programs for x86-64, too.
     if ($machine -notin "AMD64", "ARM64") {
-        throw "install.ps1: there is no program for Windows on $machine. Build it: cargo install --git @ADDRESS@ metal-attention-cli"
+        throw "install.ps1: there is no program for Windows on $machine. Build it: cargo install --locked --git @ADDRESS@ metal-attention-cli"
     }
     [Net.ServicePointManager]::SecurityProtocol = [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
     $name = "metal-attention-$Version-x86_64-pc-windows-msvc"

@@ -73,7 +73,7 @@ targets() {
             case "$machine" in
                 x86_64 | amd64) machine=x86_64 ;;
                 aarch64 | arm64) machine=aarch64 ;;
-                *) fail "there is no program for Linux on $machine" "Build it: cargo install --git @ADDRESS@ metal-attention-cli" ;;
+                *) fail "there is no program for Linux on $machine" "Build it: cargo install --locked --git @ADDRESS@ metal-attention-cli" ;;
             esac
             if [ "$cpu" = no ] && have_glibc; then
                 echo "$machine-unknown-linux-gnu"
@@ -85,10 +85,10 @@ targets() {
             if [ "$machine" = arm64 ] || [ "$(sysctl -n hw.optional.arm64 2>/dev/null)" = 1 ]; then
                 echo aarch64-apple-darwin
             else
-                fail "there is no program for Macs with an Intel CPU" "Build it: cargo install --git @ADDRESS@ metal-attention-cli"
+                fail "there is no program for Macs with an Intel CPU" "Build it: cargo install --locked --git @ADDRESS@ metal-attention-cli"
             fi
             ;;
-        *) fail "there is no program for $(uname -s)" "On Windows use install.ps1; elsewhere build it: cargo install --git @ADDRESS@ metal-attention-cli" ;;
+        *) fail "there is no program for $(uname -s)" "On Windows use install.ps1; elsewhere build it: cargo install --locked --git @ADDRESS@ metal-attention-cli" ;;
     esac
 }
 
@@ -154,7 +154,7 @@ install() {
         fi
         say "The program for $target does not run here: $(head -n 1 "$work/error")"
     done
-    [ "$runs" = yes ] || fail "no program for this system runs here" "Build it: cargo install --git @ADDRESS@ metal-attention-cli"
+    [ "$runs" = yes ] || fail "no program for this system runs here" "Build it: cargo install --locked --git @ADDRESS@ metal-attention-cli"
 
     chmod 755 "$unpacked/metal-attention"
     put "$unpacked/metal-attention" "$to" metal-attention ||
