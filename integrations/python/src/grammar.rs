@@ -1,7 +1,7 @@
 //! Grammars: forms that constrain the generated text.
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{ResponseFormat, Grammar, GrammarCompiler, RenderedConversation};
+use metal_attention_grammar::{Grammar, GrammarCompiler, RenderedConversation, ResponseFormat};
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
 
@@ -22,11 +22,16 @@ pub struct PyGrammar {
 impl PyGrammar {
     /// Compiles the grammar that `fields` describe, a JSON object of fields as in requests to the server; `None` if they describe no
     /// form. With a conversation it is for the text of the answer, after the reasoning. Takes time: call it with Python detached.
-    pub fn make(grammars: &GrammarCompiler, fields: &str, conversation: Option<&RenderedConversation>) -> PyResult<Option<Self>> {
+    pub fn make(
+        grammars: &GrammarCompiler,
+        fields: &str,
+        conversation: Option<&RenderedConversation>,
+    ) -> PyResult<Option<Self>> {
         let refused = |why: String| OptionError::new_err(why);
         let fields: Map<String, Value> =
             serde_json::from_str(fields).map_err(|error| refused(format!("structured_outputs: {error}")))?;
-        let Some((field, form)) = ResponseFormat::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
+        let Some((field, form)) = ResponseFormat::from_fields(&fields).map_err(|error| refused(error.to_string()))?
+        else {
             return Ok(None);
         };
         let mut left_out = Vec::new();
