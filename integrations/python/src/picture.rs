@@ -49,7 +49,8 @@ impl Encoder {
         // The encoder has no state between pictures.
         let mut encoder = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let divided = encoder.divider().divide(&pixels).map_err(|error| wrong(&error))?;
-        let mut encoded = encoder.encode(&[divided], tokenizer, |_, _| {}).map_err(|error| errors::of_model(&error))?;
-        Ok(PyPicture(Arc::new(encoded.remove(0))))
+        let mut pictures =
+            encoder.encode(&[divided], tokenizer, |_, _| {}).map_err(|error| errors::of_model(&error))?;
+        Ok(PyPicture(Arc::new(pictures.remove(0))))
     }
 }
