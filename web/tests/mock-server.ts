@@ -59,7 +59,7 @@ export interface MockServer {
   requests: Body[];
   /** Streams that were stopped by DELETE. */
   stopped: string[];
-  state: { isAway: boolean; key: string; pace: number; loaded: string[]; loading: string; hasResumable: boolean; /** Bytes that other programs use. */ other: number; /** A model that loads, and downloads that stand still. */ extra: boolean; /** Pieces of an answer after which it stands still while this is so. */ holdAt: number };
+  state: { isAway: boolean; key: string; pace: number; loaded: string[]; loading: string; hasResumable: boolean; /** Bytes that other programs use. */ other: number; /** A model that loads, and downloads that stand still. */ extra: boolean; /** Pieces of an answer after which it stands still while this is so. */ holdAt: number; /** Questions that fit into the context where the last one is too long. */ nFitting: number };
   /** A resumable stream that has this text, and no end. */
   hold: (id: string, text: string) => void;
   /** Ends all connections at once. */
@@ -83,7 +83,7 @@ function textOf(message: ApiMessage | undefined): string {
   return typeof message.content === 'string' ? message.content : message.content.map((part) => part.text ?? '').join('');
 }
 
-function scriptOf(body: Body): Script {
+function scriptOf(body: Body, nFitting: number): Script {
   const messages = body.messages ?? [];
   const last = messages.at(-1);
   const asked = textOf(messages.findLast(({ role }) => role === 'user'));
@@ -92,7 +92,7 @@ function scriptOf(body: Body): Script {
   if (last?.role === 'assistant') return { text: ' and this is the rest of the sentence.' };
   if (last?.role === 'tool') return /rain gauge|bucket/.test(asked) ? { text: RAIN } : { text: `The tool said: ${textOf(last).slice(0, 80)}` };
   if (/refuse/.test(asked)) return { text: '', error: { status: 400, code: 'unsupported_by_model', message: 'the model cannot do this' } };
-  if (/too long|askew/.test(asked) && !messages.some(({ content }) => /Summary of the conversation/.test(String(content))))
+  if (/too long|askew/.test(asked) && messages.filter(({ role }) => role === 'user').length > nFitting)
     return { text: '', error: { status: 400, code: 'context_length_exceeded', message: 'the prompt has 33000 tokens, the context 32768' } };
   if (/fill up/.test(asked)) return { text: 'The text ends here because', reason: 'length' };
   if (/think/.test(asked)) return { thoughts: 'First I look at the question. Then I answer it.', text: 'Thought through: **42**.' };
@@ -117,7 +117,7 @@ export async function startMock(port = 0): Promise<MockServer> {
     models: MODELS.map((model) => ({ ...model })),
     requests: [],
     stopped: [],
-    state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', hasResumable: true, other: 6.4 * GB, extra: false, holdAt: Infinity },
+    state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', hasResumable: true, other: 6.4 * GB, extra: false, holdAt: Infinity, nFitting: 1 },
     hold: (id, text) => {
       const event = { model: MODELS[0]!.name, choices: [{ index: 0, delta: { content: text }, finish_reason: null }] };
       streams.set(id, { chunks: [Buffer.from(`data: ${JSON.stringify(event)}\n\n`)], isDone: false, wake: [] });
@@ -209,7 +209,7 @@ export async function startMock(port = 0): Promise<MockServer> {
 
   async function complete(body: Body, request: IncomingMessage, response: ServerResponse): Promise<void> {
     mock.requests.push(body);
-    const script = scriptOf(body);
+    const script = scriptOf(body, mock.state.nFitting);
     if (mock.state.loading) return fail(response, 503, 'loading', 'the model is still loading: try again soon');
     if (script.error) return fail(response, script.error.status, script.error.code, script.error.message);
     if (!body.stream) {
@@ -295,7 +295,7 @@ export async function startMock(port = 0): Promise<MockServer> {
             const isLoaded = loaded.includes(name) && !isLoading;
             return {
               id: name,
-              meta: isLoaded ? { n_ctx: 32768, size, vision: can.includes('vision') } : null,
+              meta: isLoaded ? { n_ctx: 32768, n_ctx_train: 131_072, size, vision: can.includes('vision') } : null,
               status: isLoading ? { value: 'loading', progress: 0.62 } : { value: isLoaded ? 'loaded' : 'unloaded' },
             };
           }),

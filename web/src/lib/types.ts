@@ -44,7 +44,7 @@ export interface Conversation {
   /** By the id of a message ('' for the beginning): the id of the answer to it that is on the shown path. */
   chosen: Record<string, string>;
   settings: ChatSettings;
-  /** What requests have in place of the messages up to and including `until`. */
+  /** What requests have in place of the messages up to and including `until`; an empty text: nothing. */
   summary?: { until: string; text: string };
 }
 

@@ -1,20 +1,6 @@
 // Scenarios of much, long and awkward things: what few people do, and what must not break the page.
-import type { Conversation, Message } from '../../src/lib/types';
-import { type Chat, expect, store } from './page';
+import { type Chat, conversationOf, expect, messageOf } from './page';
 import type { Scenario } from './scenarios';
-
-const id = (n: number) => String(n).padStart(14, '0');
-const conversationOf = (n: number, title: string): Conversation => ({ id: id(n), title, titleBy: 'user', created: n, updated: Date.now() - 60_000 * n, pinned: false, chosen: {}, settings: {} });
-const messageOf = (n: number, conversation: number, parent: number, content: string): Message => ({
-  id: id(n), conversation: id(conversation), parent: parent ? id(parent) : '', role: n % 2 ? 'user' : 'assistant', content, created: n, state: 'done',
-});
-
-async function openWith(chat: Chat, data: Parameters<typeof store>[1]): Promise<void> {
-  await store(chat.tab, data);
-  await chat.tab.eval((hash: string) => void (location.hash = hash), data.conversations[0]!.id);
-  await chat.tab.reload();
-  await chat.see('.turn');
-}
 
 /** What reaches over the right edge of the page, though it does not scroll by itself. */
 async function expectNothingWide(chat: Chat, state: string): Promise<void> {
@@ -31,7 +17,7 @@ export const extremes: Scenario[] = [
     name: 'five hundred messages open at their end, and the first one is found',
     run: async ({ chat }) => {
       const messages = Array.from({ length: 500 }, (_, i) => messageOf(i + 1, 1, i, i === 2 ? 'the word kingfisher is here' : `Message ${i + 1}, with **some** text.`));
-      await openWith(chat, { conversations: [conversationOf(1, 'Long talk')], messages });
+      await chat.openWith({ conversations: [conversationOf(1, 'Long talk')], messages });
       await chat.seeText('Message 500,');
       expect((await chat.count('.turn')) <= 60, 'the earlier ones wait');
       await chat.ask('one more');
@@ -55,7 +41,7 @@ export const extremes: Scenario[] = [
     name: 'two hundred conversations are listed, opened and searched',
     run: async ({ chat }) => {
       const n = 200;
-      await openWith(chat, {
+      await chat.openWith({
         conversations: Array.from({ length: n }, (_, i) => conversationOf(i + 1, `Conversation ${i + 1}`)),
         messages: Array.from({ length: n }, (_, i) => messageOf(2 * i + 1001, i + 1, 0, `what was asked in number ${i + 1}`)),
       });
@@ -100,7 +86,7 @@ export const extremes: Scenario[] = [
       await chat.see('.spec');
       await expectNothingWide(chat, 'start');
       expect((await chat.tab.eval(() => document.querySelector<HTMLElement>('.start h2')!.offsetHeight)) < 120, 'the name has two lines at most');
-      await openWith(chat, { conversations: [conversationOf(1, 'title '.repeat(50))], messages: [messageOf(1, 1, 0, 'q'.repeat(300)), { ...messageOf(2, 1, 1, 'answer'), model: name }] });
+      await chat.openWith({ conversations: [conversationOf(1, 'title '.repeat(50))], messages: [messageOf(1, 1, 0, 'q'.repeat(300)), { ...messageOf(2, 1, 1, 'answer'), model: name }] });
       await expectNothingWide(chat, 'conversation');
       expect((await chat.tab.eval(() => document.querySelector<HTMLElement>('.note .who')!.offsetHeight)) < 60, 'the name in the margin, too');
       await chat.tab.click('button.model');

@@ -83,10 +83,26 @@ export class Chat {
     return this.lastAnswer();
   }
 
+  /** Shows the first of these conversations, which are stored first. */
+  async openWith(data: Parameters<typeof store>[1]): Promise<void> {
+    await store(this.tab, data);
+    await this.tab.eval((hash: string) => void (location.hash = hash), data.conversations[0]!.id);
+    await this.tab.reload();
+    await this.see('.turn');
+  }
+
   lastAnswer(): Promise<string> {
     return this.tab.eval(() => ([...document.querySelectorAll<HTMLElement>('.turn.a .prose')].at(-1)?.innerText ?? '').trim());
   }
 }
+
+const id = (n: number) => String(n).padStart(14, '0');
+
+export const conversationOf = (n: number, title: string): Conversation => ({ id: id(n), title, titleBy: 'user', created: n, updated: Date.now() - 60_000 * n, pinned: false, chosen: {}, settings: {} });
+
+export const messageOf = (n: number, conversation: number, parent: number, content: string): Message => ({
+  id: id(n), conversation: id(conversation), parent: parent ? id(parent) : '', role: n % 2 ? 'user' : 'assistant', content, created: n, state: 'done',
+});
 
 /** Stores conversations in the page's database. The page sees them when it is loaded again. */
 export async function store(tab: Tab, data: { conversations: Conversation[]; messages: Message[] }): Promise<void> {

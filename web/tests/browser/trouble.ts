@@ -1,6 +1,9 @@
 // Scenarios of what goes wrong: lost servers and connections, closed pages, other tabs, full contexts, refusals, keys.
+import { writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { SLOW, longText } from '../answers';
-import { expect } from './page';
+import { conversationOf, expect, messageOf } from './page';
 import type { Scenario } from './scenarios';
 
 export const trouble: Scenario[] = [
@@ -105,10 +108,55 @@ export const trouble: Scenario[] = [
       await chat.answer('first things');
       await chat.ask('this is too long');
       await chat.seeText('The context is full');
-      await chat.press('Summarise older turns');
+      await chat.press('Summarise it');
       await chat.seeText('You asked: this is too long');
       expect(JSON.stringify(mock.requests.findLast((body) => body.stream)?.messages).includes('198 cm²'), 'the summary is sent');
       expect((await chat.text('.thread')).includes('first things'), 'the page keeps all');
+      expect((await chat.text('.end-of-left-out')).includes('The turn above is sent as a summary.'), 'it says so');
+    },
+  },
+  {
+    name: 'of a full context the oldest turns are left out, and sent again when asked to',
+    run: async ({ chat, mock }) => {
+      const messages = Array.from({ length: 8 }, (_, i) => messageOf(i + 1, 1, i, `${i % 2 ? 'answer' : 'question'} ${i + 1}`));
+      for (const message of messages) if (message.role === 'user') message.files = [{ id: `file ${message.id}`, name: 'book.txt', kind: 'text', tokens: 10_000 }];
+      await chat.openWith({ conversations: [conversationOf(1, 'Long talk')], messages });
+      mock.state.nFitting = 3;
+      const sent = () => JSON.stringify(mock.requests.findLast((body) => body.stream)?.messages);
+      await chat.ask('this is too long');
+      await chat.seeText('Leaving out the 2 oldest turns frees about 20.0k tokens.');
+      await chat.seeText('--ctx-size');
+      await chat.press('Leave out the 2 oldest turns');
+      await chat.seeText('You asked: this is too long');
+      await chat.idle();
+      expect(!sent().includes('answer 4') && sent().includes('question 5'), 'the first two turns are not sent');
+      expect((await chat.count('.turn.left-out')) === 4 && (await chat.text('.turn.left-out .note')).includes('not sent'), 'they are there, and marked');
+      await chat.tab.reload();
+      await chat.seeText('The 2 turns above are not sent.');
+      await chat.press('Send them again');
+      await chat.gone('.left-out');
+      await chat.answer('and now');
+      expect(sent().includes('question 1'), 'they are sent');
+    },
+  },
+  {
+    name: 'of a full context the last question goes to a new chat, with its files',
+    run: async ({ chat, mock }) => {
+      await chat.answer('first things');
+      const path = join(tmpdir(), 'seven.txt');
+      writeFileSync(path, 'the notes say seven');
+      await chat.tab.files('.foot input[type=file]', [path]);
+      await chat.see('.held .chip');
+      await chat.ask('this is too long');
+      await chat.press('New chat with this question');
+      await chat.see('.start');
+      await chat.see('.held .chip');
+      await chat.button('Send');
+      await chat.seeText('this is too long');
+      await chat.idle();
+      const sent = JSON.stringify(mock.requests.findLast((body) => body.stream)?.messages);
+      expect(sent.includes('the notes say seven') && !sent.includes('first things'), 'it is sent alone, with its file');
+      expect((await chat.count('.conv')) === 2, 'the first chat stays');
     },
   },
   {

@@ -14,6 +14,8 @@ export interface Model {
   memory: number;
   deviceMemory: number;
   context: number;
+  /** The context that the model was trained with; 0 if unknown. */
+  trainedContext: number;
   /** Undefined: unknown yet. */
   vision?: boolean;
   thinking?: boolean;
@@ -32,7 +34,7 @@ interface V1Models {
 interface V1Model {
   id: string;
   /** Null: not loaded. */
-  meta?: { n_ctx?: number; size?: number; vision?: boolean } | null;
+  meta?: { n_ctx?: number; n_ctx_train?: number; size?: number; vision?: boolean } | null;
   /** `value`: loaded, loading or unloaded. `progress`: the share that is loaded, from 0 to 1. */
   status?: { value?: string; progress?: number };
 }
@@ -81,6 +83,7 @@ export function modelOf({ id, meta, status }: V1Model, tag: Tag | undefined, pro
     memory: amount(process?.size),
     deviceMemory: amount(process?.size_vram),
     context: amount(meta?.n_ctx, process?.context_length),
+    trainedContext: amount(meta?.n_ctx_train),
     ...(typeof meta?.vision === 'boolean' ? { vision: meta.vision } : {}),
     loading: status?.value === 'loading',
     ...(status?.value === 'loading' && isAmount(progress) ? { progress: Math.min(1, progress) } : {}),

@@ -1,8 +1,10 @@
 // What the user does with the shown conversation: asks, edits, repeats, continues, stops; titles and summaries.
+import { tick } from 'svelte';
 import { messagesFor } from '../api/chat';
 import { postJson } from '../api/client';
 import { countTokens } from '../api/models';
-import { type HeldFile, keepFiles, partsOf, readFile } from '../files';
+import { type OldestTurns, TOKENS_PER_CHARACTER, oldestTurns, textOf } from '../context';
+import { type HeldFile, fileOf, keepFiles, partsOf, readFile } from '../files';
 import { newId } from '../ids';
 import * as db from '../store/db';
 import { draftOf, keepDraft } from '../store/local';
@@ -122,7 +124,7 @@ class Chat {
     return path;
   }
 
-  /** What a request has of a path: the messages after the summary, and the summary. */
+  /** What a request has of a path: the messages after those that are left out, and the summary of these. */
   #withSummary(path: Message[]): { path: Message[]; summary: string } {
     const summary = library.current?.summary;
     const at = summary ? path.findIndex(({ id }) => id === summary.until) : -1;
@@ -230,24 +232,57 @@ class Chat {
     }
   }
 
-  /** Has the model summarise the older half of the path. Requests have the summary in its place; the page keeps all messages. */
-  async summarise(): Promise<string> {
-    const path = this.path.filter(({ state }) => state !== 'failed');
-    const half = Math.max(2, Math.floor(path.length / 2));
-    const until = path.slice(0, half).findLast(({ role }) => role === 'assistant') ?? path[0];
-    if (!until) return '';
+  /** Tokens of a character of the conversation, by the model's tokenizer. */
+  async tokensPerCharacter(): Promise<number> {
+    const model = engine.model(library.settings.model);
+    const text = this.path.map(textOf).join('\n').slice(0, 200_000);
+    if (!model?.loaded || !text) return TOKENS_PER_CHARACTER;
+    return countTokens(model.name, text).then((n) => n / text.length, () => TOKENS_PER_CHARACTER);
+  }
+
+  /** The oldest turns without which the answer `id` fits; undefined if there is none but its own. */
+  oldestTurns(id: string, tokensPerCharacter: number): OldestTurns | undefined {
+    const sent = this.#withSummary(this.#pathTo(id)).path;
+    return oldestTurns(sent, engine.model(library.settings.model)?.context ?? 0, tokensPerCharacter);
+  }
+
+  /** Leaves the messages up to `until` out of requests, and asks for the answer `id` again, or for the rest of it. The page keeps them. */
+  async leaveOut(until: string, id: string): Promise<void> {
+    const { summary: text } = this.#withSummary(this.#pathTo(id));
+    await library.patch(library.currentId, { summary: { until, text } });
+    await this.goOn(id);
+  }
+
+  /** The same, with a summary by the model in their place. */
+  async summarise(until: string, id: string): Promise<void> {
     this.isSummarising = true;
     try {
-      const older = this.#withSummary(path.slice(0, path.indexOf(until) + 1));
+      const older = this.#withSummary(this.#pathTo(until));
       const messages = await messagesFor(older.path, library.settings, older.summary, partsOf);
       messages.push({ role: 'user', content: 'Summarise this conversation so far in at most 200 words. Keep names, numbers, decisions and open questions.' });
       const text = (await this.#shortAnswer(messages, 400, new AbortController().signal)).trim();
       if (!text) throw new Error('The model wrote no summary.');
-      await library.patch(library.currentId, { summary: { until: until.id, text } });
-      return text;
+      await library.patch(library.currentId, { summary: { until, text } });
     } finally {
       this.isSummarising = false;
     }
+    await this.goOn(id);
+  }
+
+  /** Requests have all messages again. */
+  leaveOutNothing(): void {
+    void library.patch(library.currentId, { summary: undefined });
+  }
+
+  /** Begins a conversation with the question `id` and its files, which wait to be sent. */
+  async askAnew(id: string): Promise<void> {
+    const { content = '', files = [] } = library.messages.get(id) ?? {};
+    const held = await Promise.all(files.map(async (file): Promise<HeldFile> => ({ ...(await fileOf(file.id)), ...file, id: newId() })));
+    await library.startNew();
+    // The page shows the draft of the new conversation first. What was typed there stays.
+    await tick();
+    this.held = [...this.held, ...held];
+    this.setDraft([this.draft, content].filter(Boolean).join('\n\n'));
   }
 }
 

@@ -36,6 +36,13 @@ class Library {
   /** The ids of the shown path. */
   path = $derived.by(() => pathOf(this.children, this.current?.chosen ?? {}).map(({ id }) => id));
 
+  /** Messages at the beginning of the path that requests do not have, or have as a summary. */
+  nLeftOut = $derived(this.current?.summary ? this.path.indexOf(this.current.summary.until) + 1 : 0);
+
+  get leftOutAs(): string {
+    return this.current?.summary?.text ? 'sent as a summary' : 'not sent';
+  }
+
   async start(): Promise<void> {
     try {
       const n = await migrate();
