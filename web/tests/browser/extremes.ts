@@ -82,8 +82,7 @@ export const extremes: Scenario[] = [
       const name = 'model-name-'.repeat(27) + 'end';
       Object.assign(mock.models[0]!, { name });
       mock.state.loaded = [name];
-      await chat.tab.reload();
-      await chat.see('.spec');
+      await chat.reload('.spec');
       await expectNothingWide(chat, 'start');
       expect((await chat.tab.eval(() => document.querySelector<HTMLElement>('.start h2')!.offsetHeight)) < 120, 'the name has two lines at most');
       await chat.openWith({ conversations: [conversationOf(1, 'title '.repeat(50))], messages: [messageOf(1, 1, 0, 'q'.repeat(300)), { ...messageOf(2, 1, 1, 'answer'), model: name }] });
@@ -143,13 +142,11 @@ export const extremes: Scenario[] = [
     name: 'a reload while a call waits for consent runs nothing, and goes on when asked to',
     run: async ({ chat, mock }) => {
       await chat.tab.eval(() => localStorage.setItem('defaults', '{"servers": ["garden-files"]}'));
-      await chat.tab.reload();
-      await chat.see('.spec');
+      await chat.reload('.spec');
       await chat.ask('write a file');
       await chat.see('.ask');
       await new Promise((resolve) => setTimeout(resolve, 800));
-      await chat.tab.reload();
-      await chat.see('.turn.a');
+      await chat.reload('.turn.a');
       await chat.seeText('cut off');
       expect((await chat.count('.ask')) === 0, 'the question is gone');
       expect((await chat.text('.turn.a')).includes('not called'), 'the call was not made');

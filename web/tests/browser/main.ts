@@ -45,8 +45,7 @@ async function runAgainst(browser: Browser, url: string): Promise<void> {
   await chat.idle(120_000);
   const answer = await chat.lastAnswer();
   if (!answer) throw new Error('there is no answer');
-  await chat.tab.reload();
-  await chat.see('.turn.a');
+  await chat.reload('.turn.a');
   await chat.seeText('first token');
   if (chat.tab.errors.length) throw new Error(chat.tab.errors.join('; '));
   await profile.close();

@@ -15,6 +15,12 @@ export class Chat {
     await this.see('.start h2, .turn');
   }
 
+  /** Loads the page again, and waits for what it then shows. */
+  async reload(selector: string): Promise<void> {
+    await this.tab.reload();
+    await this.see(selector);
+  }
+
   /** Waits until `check` holds in the page. It returns no element: drivers do not pass these on alike. */
   async until<A>(what: string, check: (argument: A) => unknown, argument?: A, timeout = 25_000): Promise<void> {
     const end = Date.now() + timeout;
@@ -87,8 +93,7 @@ export class Chat {
   async openWith(data: Parameters<typeof store>[1]): Promise<void> {
     await store(this.tab, data);
     await this.tab.eval((hash: string) => void (location.hash = hash), data.conversations[0]!.id);
-    await this.tab.reload();
-    await this.see('.turn');
+    await this.reload('.turn');
   }
 
   lastAnswer(): Promise<string> {

@@ -98,8 +98,7 @@ const conversation: Scenario[] = [
       await chat.seeText('You asked: second question');
       await chat.tab.press('Alt+ArrowLeft');
       await chat.until('the earlier answer', () => document.querySelector('.turn.a .branch')?.textContent?.includes('1/2'));
-      await chat.tab.reload();
-      await chat.see('.turn');
+      await chat.reload('.turn');
       await chat.until('the chosen version', () => document.querySelector('.turn.a .branch')?.textContent?.includes('1/2'));
     },
   },
@@ -189,8 +188,7 @@ const files: Scenario[] = [
       await chat.answer('look at these');
       const sent = JSON.stringify(mock.requests.find((body) => body.stream));
       expect(sent.includes('the notes say seven') && sent.includes('Hello from page one') && sent.includes('data:image/png;base64,'), 'all are sent');
-      await chat.tab.reload();
-      await chat.see('.turn.u .pic img');
+      await chat.reload('.turn.u .pic img');
       await chat.seeText('notes.txt');
     },
   },
@@ -381,8 +379,7 @@ const sidebar: Scenario[] = [
       await chat.tab.click('.tools button[aria-label^="Looks"]');
       await chat.tab.click('.tools button[aria-label^="Looks"]');
       expect((await ground()) !== light, 'it is dark');
-      await chat.tab.reload();
-      await chat.see('.start');
+      await chat.reload('.start');
       expect((await ground()) !== light, 'it stays dark');
     },
   },

@@ -187,8 +187,7 @@ async function take(browser: Browser, { view, end = 'done', isStart, server, mak
     const picture = join(mkdtempSync(join(tmpdir(), 'page-shot-')), 'gauge.png');
     writeFileSync(picture, Buffer.from(await seed(tab, end), 'base64'));
     if (!isStart) await tab.eval((id: string) => void (location.hash = id), RAIN_ID);
-    await tab.reload();
-    await chat.see(isStart ? '.spec' : '.turn.a');
+    await chat.reload(isStart ? '.spec' : '.turn.a');
     await setFonts(tab);
     await chat.until('the model', () => document.querySelector('.model .num')?.textContent);
     if (!isStart && end !== 'cut' && end !== 'writing') await chat.see('.katex');

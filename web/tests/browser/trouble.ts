@@ -43,8 +43,7 @@ export const trouble: Scenario[] = [
       mock.state.holdAt = 30;
       await chat.ask('slow');
       await chat.until('some text', () => (document.querySelector<HTMLElement>('.turn.a .prose')?.innerText.length ?? 0) > 60);
-      await chat.tab.reload();
-      await chat.see('.turn.a');
+      await chat.reload('.turn.a');
       await chat.see('.send.stop');
       mock.state.holdAt = Infinity;
       await chat.idle();
