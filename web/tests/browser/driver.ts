@@ -1,5 +1,5 @@
 // What scenarios need of a browser, so that they are written once for Chromium (Playwright) and Firefox (Puppeteer with WebDriver BiDi).
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { chromium as playwright } from 'playwright-core';
@@ -109,12 +109,13 @@ export async function firefox(): Promise<Browser> {
   return {
     name: 'firefox',
     async profile({ width, height, isDark, isPhone, hasWorker }) {
+      const folder = mkdtempSync(join(tmpdir(), 'page-test-'));
       const browser = await puppeteer.launch({
         browser: 'firefox',
         executablePath: process.env.FIREFOX ?? '/usr/bin/firefox-esr',
         headless: true,
         defaultViewport: null,
-        userDataDir: mkdtempSync(join(tmpdir(), 'page-test-')),
+        userDataDir: folder,
         args: [`--width=${width}`, `--height=${height}`],
         extraPrefsFirefox: {
           'dom.serviceWorkers.enabled': Boolean(hasWorker),
@@ -126,6 +127,11 @@ export async function firefox(): Promise<Browser> {
           'ui.primaryPointerCapabilities': isPhone ? 1 : 6,
           'ui.allPointerCapabilities': isPhone ? 1 : 6,
         },
+      });
+      // Whatever runs then fails as if its target were closed.
+      let isClosing = false;
+      browser.process()?.once('exit', (code, signal) => {
+        if (!isClosing) console.log(`    Firefox ended by itself: ${signal ?? `exit status ${code}`}`);
       });
       return {
         async tab() {
@@ -178,7 +184,11 @@ export async function firefox(): Promise<Browser> {
             close: () => page.close(),
           };
         },
-        close: () => browser.close(),
+        close: async () => {
+          isClosing = true;
+          await browser.close();
+          rmSync(folder, { recursive: true, force: true, maxRetries: 5 });
+        },
       };
     },
     close: () => Promise.resolve(),
