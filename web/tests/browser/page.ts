@@ -15,6 +15,15 @@ export class Chat {
     await this.see('.start h2, .turn');
   }
 
+  /** Waits until a conversation in the page's database is as `check` says. */
+  async untilStored(what: string, check: (conversation: Conversation) => boolean): Promise<void> {
+    const end = Date.now() + 25_000;
+    while (!(await stored(this.tab)).some(check)) {
+      if (Date.now() > end) throw new Error(`not stored: ${what}`);
+      await new Promise((resolve) => setTimeout(resolve, 40));
+    }
+  }
+
   /** Loads the page again, and waits for what it then shows. */
   async reload(selector: string): Promise<void> {
     await this.tab.reload();
@@ -123,6 +132,16 @@ export async function store(tab: Tab, data: { conversations: Conversation[]; mes
     database.close();
   }, data);
 }
+
+/** The conversations in the page's database. */
+const stored = (tab: Tab): Promise<Conversation[]> =>
+  tab.eval(async () => {
+    const result = <T>(request: IDBRequest<T>) => new Promise<T>((resolve) => (request.onsuccess = () => resolve(request.result)));
+    const database = await result(indexedDB.open('metal-attention'));
+    const conversations = await result(database.transaction('conversations').objectStore('conversations').getAll() as IDBRequest<Conversation[]>);
+    database.close();
+    return conversations;
+  });
 
 export interface Context {
   mock: MockServer;

@@ -98,6 +98,9 @@ const conversation: Scenario[] = [
       await chat.seeText('You asked: second question');
       await chat.tab.press('Alt+ArrowLeft');
       await chat.until('the earlier answer', () => document.querySelector('.turn.a .branch')?.textContent?.includes('1/2'));
+      // The page shows a choice before it is stored.
+      const id = await chat.tab.eval(() => document.querySelector<HTMLElement>('.turn.a')!.dataset.id!);
+      await chat.untilStored('the choice', ({ chosen }) => Object.values(chosen).includes(id));
       await chat.reload('.turn');
       await chat.until('the chosen version', () => document.querySelector('.turn.a .branch')?.textContent?.includes('1/2'));
     },
