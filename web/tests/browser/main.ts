@@ -52,6 +52,8 @@ async function runAgainst(browser: Browser, url: string): Promise<void> {
 }
 
 export async function main(args: string[]): Promise<number> {
+  // The drivers end their browser at these signals, but not this process: the scenarios would go on, and fail for want of a target.
+  for (const signal of ['SIGTERM', 'SIGHUP'] as const) process.once(signal, () => process.exit(1));
   const name = option(args, 'browser', 'chromium');
   const server = option(args, 'server', 'mock');
   const only = option(args, 'only', '');
