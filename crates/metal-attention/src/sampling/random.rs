@@ -1,7 +1,7 @@
 //! Random numbers by position: those of a choice depend on the seed and the position in the sequence only.
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use chacha20::ChaCha8Rng;
+use chacha20::rand_core::{Rng, SeedableRng};
 
 /// 32-bit words reserved for each position: one block of `ChaCha`. A choice uses at most four.
 const WORDS_OF_A_POSITION: u128 = 16;

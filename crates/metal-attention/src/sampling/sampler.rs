@@ -4,7 +4,6 @@
 //! short list of them is tried first; where it does not determine the choice, the chain runs over all logits.
 
 use metal_attention_model::{argmax, highest};
-use rand_chacha::rand_core::{OsRng, TryRngCore};
 
 use super::candidates::Candidates;
 use super::dry::Dry;
@@ -46,7 +45,7 @@ impl Sampler {
         options.validate()?;
         let seed = match options.seed {
             Some(seed) => seed,
-            None => OsRng.try_next_u64().map_err(|e| SamplingError::NoSeed { reason: e.to_string() })?,
+            None => getrandom::u64().map_err(|e| SamplingError::NoSeed { reason: e.to_string() })?,
         };
         Ok(Self {
             chain: options.active_samplers(),
