@@ -34,23 +34,30 @@ fn server(version: &'static str, change: impl Fn(&str, &mut Vec<u8>) + Send + Sy
 
 /// The program in a folder of its own, as an archive installs it.
 struct Installed {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
+    /// Deletes the folder.
+    _temporary: Option<tempfile::TempDir>,
 }
 
 impl Installed {
     fn new() -> Self {
-        // Beside the built program, so that a link suffices; its folder has no mark of a build.
-        let built = Path::new(env!("CARGO_BIN_EXE_metal-attention"));
         let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("metal-attention");
+        let installed = Self::at(folder.path());
+        Self { _temporary: Some(folder), ..installed }
+    }
+
+    /// In `folder`, which has no mark of a build.
+    fn at(folder: &Path) -> Self {
+        let built = Path::new(env!("CARGO_BIN_EXE_metal-attention"));
+        let program = folder.join("metal-attention");
         if fs::hard_link(built, &program).is_err() {
             fs::copy(built, &program).unwrap();
         }
-        Self { folder }
+        Self { folder: folder.to_owned(), _temporary: None }
     }
 
     fn program(&self) -> PathBuf {
-        self.folder.path().join("metal-attention")
+        self.folder.join("metal-attention")
     }
 
     fn run(&self, args: &[&str]) -> Output {
@@ -63,7 +70,7 @@ impl Installed {
 
     /// The names of the files in the folder.
     fn files(&self) -> Vec<String> {
-        let files = fs::read_dir(self.folder.path()).unwrap();
+        let files = fs::read_dir(&self.folder).unwrap();
         let mut names: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
         names.sort_unstable();
         names
@@ -83,9 +90,32 @@ fn a_newer_release_replaces_the_program_and_the_old_one_stays() {
     assert!(done.starts_with("metal-attention 9.9.9 is at "), "{done}");
     assert_eq!(installed.files(), ["metal-attention", "metal-attention.old"]);
     let version =
-        |program: &str| stdout(Command::new(installed.folder.path().join(program)).arg("--version").output().unwrap());
+        |program: &str| stdout(Command::new(installed.folder.join(program)).arg("--version").output().unwrap());
     assert_eq!(version("metal-attention"), "metal-attention 9.9.9 (a test)\n");
     assert!(version("metal-attention.old").starts_with(concat!("metal-attention ", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn manual_pages_and_completions_that_are_installed_are_replaced() {
+    let (_server, address) = server("9.9.9", |_, _| {});
+    let folder = tempfile::tempdir().unwrap();
+    let (bin, share) = (folder.path().join("bin"), folder.path().join("share"));
+    for folder in [&bin, &share.join("man/man1"), &share.join("zsh/site-functions"), &share.join("fish")] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    let old = ["man/man1/metal-attention.1", "man/man1/other.1", "zsh/site-functions/_metal-attention"];
+    for file in old {
+        fs::write(share.join(file), "old").unwrap();
+    }
+    let installed = Installed::at(&bin);
+    let output = installed.run(&["--from", &address, "--key", &key()]);
+    assert!(output.status.success() && !stderr(&output).contains("warning"), "{}", stderr(&output));
+    let text = |file: &str| fs::read_to_string(share.join(file)).unwrap();
+    for file in [old[0], "man/man1/metal-attention-run.1", old[2]] {
+        assert_eq!(text(file), "of 9.9.9\n", "{file}");
+    }
+    assert_eq!(text("man/man1/other.1"), "old");
+    assert!(!share.join("fish/vendor_completions.d").exists(), "completions that were not installed");
 }
 
 #[test]

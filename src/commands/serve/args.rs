@@ -6,6 +6,7 @@ use metal_attention_server::http::{HostName, HttpOptions, KeepAlive, PictureOpti
 
 use crate::cli_error::CliError;
 use crate::completion;
+use crate::engine_args::at_least_one;
 use crate::model_args::ModelArgs;
 use crate::picture_args::MmprojArgs;
 use crate::served::ServedPictures;
@@ -194,14 +195,5 @@ pub(super) fn host_name(text: &str) -> Result<String, String> {
     match name.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') && port.parse::<u16>().is_ok() => Ok(host.to_owned()),
         _ => Ok(name.to_owned()),
-    }
-}
-
-/// Parses a number greater than 0.
-pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(n) => Ok(n),
-        Err(_) => Err("expected a whole number".into()),
     }
 }

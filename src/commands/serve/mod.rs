@@ -21,12 +21,13 @@ use tokio::net::TcpListener;
 use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
 use crate::config::Config;
+use crate::engine_args::at_least_one;
 use crate::interrupt;
 use crate::page_args::PageArgs;
 use crate::replica_args::ReplicaArgs;
 use crate::served::{ModelFolders, ServedModel, ServingSetup, print_line};
 use crate::speculation_args::SpeculationArgs;
-use args::{AccessArgs, ResponseArgs, ServedModelArgs, ServedPictureArgs, at_least_one};
+use args::{AccessArgs, ResponseArgs, ServedModelArgs, ServedPictureArgs};
 use signals::{Signals, shutdown, stdin_end};
 
 const AFTER_HELP: &str = "\

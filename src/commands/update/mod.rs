@@ -1,8 +1,9 @@
 //! `update`: replaces this program by the newest release, if the release is signed and newer.
 //!
-//! `release.rs` reads what a release has and checks its signature; `origin.rs` finds out what installed this program. Nothing is
-//! requested unless this command runs.
+//! `release.rs` reads what a release has and checks its signature; `origin.rs` finds out what installed this program; `documents.rs`
+//! replaces its manual pages and completions. Nothing is requested unless this command runs.
 
+mod documents;
 mod origin;
 mod release;
 
@@ -23,7 +24,8 @@ const KEY: &str = include_str!("../../../release.pub");
 
 const AFTER_HELP: &str = "\
 The list of the release's files is signed; its signature, the checksum of the archive, and the version are checked before \
-anything is replaced. The old program stays beside the new one, as metal-attention.old. A program that a package manager or \
+anything is replaced. The old program stays beside the new one, as metal-attention.old; manual pages and completions that \
+install.sh installed are replaced, too. A program that a package manager or \
 cargo installed is not touched: the message names the command that updates it.
 
 Examples:
@@ -83,6 +85,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let new = release.unpack(unpacked.path())?;
     check_runs(&new, &release.version)?;
     replace(&program, &new)?;
+    if let Err((file, error)) = documents::replace(&program, unpacked.path()) {
+        // The program is the new one: this is no failure.
+        let _ = writeln!(io::stderr(), "warning: {} is still that of {own}: {error}", file.display());
+    }
     say(&format!(
         "metal-attention {} is at {}; {own} stays beside it as {}",
         release.version,

@@ -38,12 +38,16 @@ impl Origin {
     /// What installed `program`, an absolute path without links.
     pub fn of(program: &Path) -> Self {
         let is_below = |folder: &str| program.components().any(|part| part.as_os_str().eq_ignore_ascii_case(folder));
-        let cargo =
-            std::env::var_os("CARGO_HOME").is_some_and(|home| program.starts_with(Path::new(&home).join("bin")));
-        let target = program.ancestors().skip(1).take(3);
-        if cargo || is_below(".cargo") {
+        let is_installed_by_cargo = is_below(".cargo")
+            || std::env::var_os("CARGO_HOME").is_some_and(|home| program.starts_with(Path::new(&home).join("bin")))
+            // The list of what `cargo install --root` installed.
+            || program.ancestors().nth(2).is_some_and(|root| root.join(".crates.toml").exists());
+        // Cargo's marks of a folder of builds: the first is missing where the folder existed before.
+        let is_built = program.ancestors().skip(1).take(3).any(|folder| folder.join("CACHEDIR.TAG").exists())
+            || program.with_file_name(".cargo-lock").exists();
+        if is_installed_by_cargo {
             Self::Cargo
-        } else if target.into_iter().any(|folder| folder.join("CACHEDIR.TAG").exists()) {
+        } else if is_built {
             Self::Checkout
         } else if is_below("Cellar") || is_below("homebrew") || is_below(".linuxbrew") {
             Self::Homebrew
@@ -119,5 +123,11 @@ mod tests {
         std::fs::write(build.path().join("CACHEDIR.TAG"), "").unwrap();
         assert_eq!(Origin::of(&build.path().join("release/metal-attention")), Origin::Checkout);
         assert_eq!(Origin::of(&build.path().join("target/release/metal-attention")), Origin::Checkout);
+        let older = tempfile::tempdir().unwrap();
+        std::fs::write(older.path().join(".cargo-lock"), "").unwrap();
+        assert_eq!(Origin::of(&older.path().join("metal-attention")), Origin::Checkout);
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join(".crates.toml"), "").unwrap();
+        assert_eq!(Origin::of(&root.path().join("bin/metal-attention")), Origin::Cargo);
     }
 }

@@ -1,9 +1,9 @@
 //! A release: the signed list of its files with their checksums, and the archive with the program for this system.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use flate2::read::GzDecoder;
@@ -88,13 +88,12 @@ impl Release {
         Ok(Self { version, files, archive, sha256, agent })
     }
 
-    /// Downloads the archive, checks it, and unpacks the program into `folder`. Returns the program's file.
+    /// Downloads the archive, checks it, and unpacks the program, `man` and `completions` into `folder`. Returns the program's file.
     pub fn unpack(&self, folder: &Path) -> Result<PathBuf, CliError> {
         let archive = self.download(folder)?;
-        let program = folder.join("metal-attention");
-        unpack(&archive, &program)
+        unpack(&archive, folder)
             .map_err(|error| CliError::General(format!("cannot unpack {}: {error}", self.archive)))?;
-        Ok(program)
+        Ok(folder.join("metal-attention"))
     }
 
     /// Downloads the archive into `folder`, and checks it. Returns its file.
@@ -167,26 +166,47 @@ fn of_this_system(list: &str, target: &str) -> Result<(Version, String, [u8; 32]
     found.ok_or_else(|| CliError::General(format!("the newest release has no program for {}", safe(target))))
 }
 
-/// Unpacks the program of an archive, `FOLDER/metal-attention`, to `program`.
-fn unpack(archive: &Path, program: &Path) -> io::Result<()> {
+/// Unpacks the program of an archive, and its folders of manual pages and completions, to `folder`. All is below one folder there.
+fn unpack(archive: &Path, folder: &Path) -> io::Result<()> {
     let mut archive = tar::Archive::new(GzDecoder::new(File::open(archive)?));
+    let mut has_program = false;
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let path = entry.path()?;
-        if path.components().count() == 2 && path.ends_with("metal-attention") && entry.header().entry_type().is_file()
-        {
-            let mut file = File::create_new(program)?;
-            io::copy(&mut entry, &mut file)?;
-            return make_executable(&file);
+        if !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let path = entry.path()?.into_owned();
+        let names: Option<Vec<_>> = path.components().map(normal_name).collect();
+        let to = match names.as_deref() {
+            Some([_, "metal-attention"]) => folder.join("metal-attention"),
+            Some([_, kind @ ("man" | "completions"), name]) => {
+                fs::create_dir_all(folder.join(kind))?;
+                folder.join(kind).join(name)
+            }
+            _ => continue,
+        };
+        let mut file = File::create_new(&to)?;
+        io::copy(&mut entry, &mut file)?;
+        if to.ends_with("metal-attention") && to.parent() == Some(folder) {
+            make_executable(&file)?;
+            has_program = true;
         }
     }
-    Err(io::Error::new(io::ErrorKind::NotFound, "it has no program"))
+    if has_program { Ok(()) } else { Err(io::Error::new(io::ErrorKind::NotFound, "it has no program")) }
+}
+
+/// The name of a file or a folder; `None` for `..` and the like.
+fn normal_name(component: Component<'_>) -> Option<&str> {
+    match component {
+        Component::Normal(name) => name.to_str(),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
+    }
 }
 
 #[cfg(unix)]
 fn make_executable(file: &File) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o755))
+    file.set_permissions(fs::Permissions::from_mode(0o755))
 }
 
 #[cfg(not(unix))]
