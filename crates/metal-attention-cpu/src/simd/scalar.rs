@@ -48,7 +48,7 @@ impl Simd for Scalar {
     type B = [u8; 64];
 
     const DOT8_UNSIGNED: bool = false;
-    const TILE: usize = 2;
+    const TILE: usize = 4;
     const STREAMS: bool = false;
 
     #[inline(always)]
