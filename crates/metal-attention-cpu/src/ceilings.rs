@@ -226,7 +226,7 @@ impl Kernel for DotRate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: as the caller vouches; tiles are no larger than the operands.
-        unsafe { if S::TILE >= 8 { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
+        unsafe { if const { S::TILE >= 8 } { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
     }
 }
 
@@ -266,7 +266,7 @@ impl Kernel for FmaRate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: as the caller vouches; a tile is no larger than the operands.
-        unsafe { if S::TILE >= 8 { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
+        unsafe { if const { S::TILE >= 8 } { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
     }
 }
 

@@ -146,7 +146,7 @@ impl<E: CacheElement> Attention<'_, E> {
                 let page = self.page(chunk / PAGE);
                 let n = CHUNK.min(end - chunk).next_multiple_of(LANES);
                 let mut i = 0;
-                while S::TILE >= 8 && n - i >= 2 * LANES {
+                while const { S::TILE >= 8 } && n - i >= 2 * LANES {
                     self.score::<S, R, 2>(queries, &mut scores, page, i);
                     i += 2 * LANES;
                 }
@@ -198,7 +198,7 @@ impl<E: CacheElement> Attention<'_, E> {
                 }
                 let n = CHUNK.min(end - chunk);
                 let mut i = 0;
-                while S::TILE >= 8 && dim - i >= 4 * LANES {
+                while const { S::TILE >= 8 } && dim - i >= 4 * LANES {
                     self.weigh::<S, R, 4>(queries, &scores, page.values, n, i);
                     i += 4 * LANES;
                 }

@@ -80,9 +80,8 @@ impl<F: PackedFormat> Kernel for PackedProduct<'_, F> {
     unsafe fn run<S: Simd>(self) {
         // As many tokens at a time as keep their activations in the L2 cache while all panels are multiplied.
         let n_tokens = (ACTIVATIONS / (2 * self.matrix.n_in)).max(8) / 8 * 8;
-        let streams = S::STREAMS && F::STREAMS;
         let mut panels = self.slice.panels();
-        if self.slice.n_tokens() == 1 && streams && self.matrix.n_in > LONG_ROW {
+        if const { S::STREAMS && F::STREAMS } && self.slice.n_tokens() == 1 && self.matrix.n_in > LONG_ROW {
             // Two panels at a time share the loads of the activations. Each is from another half of the slice, so that both
             // halves are read sequentially.
             let half = panels.len() / 2;
@@ -98,13 +97,13 @@ impl<F: PackedFormat> Kernel for PackedProduct<'_, F> {
                 let mut token = first;
                 // SAFETY: panels and tokens are in range; the format is the matrix's.
                 unsafe {
-                    if S::TILE >= 8 {
+                    if const { S::TILE >= 8 } {
                         while end - token >= 8 {
                             self.tile::<S, 1, 8>([panel], token, token == first);
                             token += 8;
                         }
                     }
-                    if S::TILE >= 4 {
+                    if const { S::TILE >= 4 } {
                         while end - token >= 4 {
                             self.tile::<S, 1, 4>([panel], token, token == first);
                             token += 4;
@@ -115,7 +114,7 @@ impl<F: PackedFormat> Kernel for PackedProduct<'_, F> {
                         token += 2;
                     }
                     if token < end {
-                        self.tile::<S, 1, 1>([panel], token, token == first && !streams);
+                        self.tile::<S, 1, 1>([panel], token, token == first && !(S::STREAMS && F::STREAMS));
                     }
                 }
             }
@@ -168,7 +167,7 @@ unsafe fn add_block<S: Simd, F: PackedFormat, const T: usize>(
     // SAFETY: as the caller vouches.
     unsafe {
         let (block_scale, block_min) = F::block_scale_and_min::<S>(block);
-        if F::BLOCK == 32 {
+        if const { F::BLOCK == 32 } {
             fetch::<F>(block, 0, ahead);
             let codes = F::codes::<S>(block, 0);
             let sums = dots::<S, F, T, 0, 8>(&codes, rows, b);
@@ -188,7 +187,7 @@ unsafe fn add_block<S: Simd, F: PackedFormat, const T: usize>(
             fetch::<F>(block, i, ahead);
             let codes = F::codes::<S>(block, i);
             let at = b * (F::BLOCK / 32) + i;
-            if F::SUB == 32 {
+            if const { F::SUB == 32 } {
                 let (scale, min) = F::scale_and_min::<S>(block, &unpacked, i);
                 let sums = dots::<S, F, T, 0, 8>(&codes, rows, at);
                 for t in 0..T {

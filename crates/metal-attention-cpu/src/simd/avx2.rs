@@ -360,7 +360,7 @@ impl Simd for Avx2 {
             // not unroll a loop here.
             macro_rules! steps {
                 ($($s:literal)*) => {$(
-                    if FROM <= $s && $s < TO {
+                    if const { FROM <= $s && $s < TO } {
                         for t in 0..T {
                             let a = _mm256_set1_epi32(a[t].add(4 * $s).cast::<i32>().read_unaligned());
                             pairs[t] = both!(i => _mm256_add_epi16(pairs[t][i], _mm256_maddubs_epi16(codes[$s][i], a)));

@@ -169,7 +169,7 @@ unsafe fn token_by_token<S: Simd, H: HeadRecurrence>(head: &H) {
     unsafe {
         // Wide groups of columns read the rows of the state sequentially; narrow ones would touch each row again and again,
         // with rows that compete for the same sets of the L1 cache.
-        if S::TILE >= 8 {
+        if const { S::TILE >= 8 } {
             while n - column >= 8 * LANES {
                 columns::<S, H, 8, false>(head, column);
                 column += 8 * LANES;
