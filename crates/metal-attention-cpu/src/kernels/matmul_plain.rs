@@ -179,8 +179,11 @@ impl<W: FloatElement> Kernel for FloatProduct<'_, W> {
             // SAFETY: panels and tokens are in range.
             unsafe {
                 // As many sums at a time as fit the registers; with few tokens, of several panels.
-                let token =
-                    if const { S::TILE >= 8 } { self.tokens::<S, 2, 8>(first, end) } else { self.tokens::<S, 1, 6>(first, end) };
+                let token = if const { S::TILE >= 8 } {
+                    self.tokens::<S, 2, 8>(first, end)
+                } else {
+                    self.tokens::<S, 1, 6>(first, end)
+                };
                 let token = self.tokens::<S, 2, 4>(token, end);
                 let token = self.tokens::<S, 2, 2>(token, end);
                 self.tokens::<S, 4, 1>(token, end);

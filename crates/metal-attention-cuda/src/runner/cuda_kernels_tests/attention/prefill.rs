@@ -11,7 +11,7 @@ use crate::CudaDevice;
 use crate::args::{GeneralAttentionArgs, PrefillArgs, QueryTileArgs};
 use crate::kernels;
 use crate::launch::LaunchGrid;
-use crate::parts::attention::{VERIFIED_HEADS, prefill_kernel, verify_kernel};
+use crate::parts::attention::launch::{VERIFIED_HEADS, prefill_kernel, verify_kernel};
 use crate::slice::DevicePtr;
 
 /// In prefill, weights and results are rounded to F16 (2^-11 each).
