@@ -293,6 +293,13 @@ impl ModelSource for ServedModel {
         let Load { watch, start, bytes } = load.as_ref().filter(|load| load.bytes > 0)?;
         Some(((watch.done() - start) as f64 / *bytes as f64).clamp(0.0, 1.0))
     }
+
+    fn cancel_load(&self) {
+        // The watch of a resident model is that of the whole program.
+        if let Some(load) = self.latest_load().as_ref().filter(|_| !self.is_resident) {
+            load.watch.cancel();
+        }
+    }
 }
 
 /// Builds the forward pass of a replica in the memory that `placement` reserves. If that fails, for example because another

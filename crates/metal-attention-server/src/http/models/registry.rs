@@ -259,7 +259,8 @@ impl Models {
         self.residency.set_keep_alive(&entry.unit, keep_alive);
     }
 
-    /// Unloads the model when the requests that use it are answered.
+    /// Unloads the model when the requests that use it, or wait for it, are answered. A load that no request waits for is
+    /// cancelled.
     pub fn unload(&self, entry: &RegisteredModel) {
         self.residency.retire(&entry.unit);
     }

@@ -30,6 +30,9 @@ use crate::http::ApiError;
 /// The interval at which a load that waits for memory checks again, in addition to after each unload.
 const MEMORY_POLL: Duration = Duration::from_secs(1);
 
+/// The interval at which a load that may be cancelled is looked at.
+const CANCEL_POLL: Duration = Duration::from_millis(50);
+
 /// A model that is loaded and unloaded as a whole.
 pub struct LoadUnit {
     /// Its id, which is never reused.
@@ -130,11 +133,22 @@ enum ResidencyPhase {
     /// It is loaded at the start of the server: requests are refused until it is loaded.
     Starting,
     /// It waits for memory, or is being loaded.
-    Loading,
+    Loading(LoadFate),
     /// It is loaded.
     Loaded(ResidentModel),
     /// It is being unloaded.
     Unloading,
+}
+
+/// What becomes of a model that is being loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LoadFate {
+    /// It stays loaded.
+    Stay,
+    /// It is unloaded when the requests that wait for it are answered. As soon as none waits, the load is cancelled.
+    Unload,
+    /// The load is cancelled: its result is dropped. Requests that have arrived since wait for another load.
+    Cancelled,
 }
 
 /// A request that waits for a model. Dropping it reports that the model was removed.
@@ -175,7 +189,7 @@ impl ResidencyEntry {
         match &self.phase {
             ResidencyPhase::Unloading => true,
             ResidencyPhase::Loaded(model) => model.retiring,
-            ResidencyPhase::Unloaded | ResidencyPhase::Starting | ResidencyPhase::Loading => false,
+            ResidencyPhase::Unloaded | ResidencyPhase::Starting | ResidencyPhase::Loading(_) => false,
         }
     }
 }
@@ -268,7 +282,7 @@ impl Residency {
             }
             ResidencyPhase::Unloaded => self.begin_load(entry),
             ResidencyPhase::Loaded(model) if model.n_held == 0 => self.begin_unload(entry),
-            ResidencyPhase::Loaded(_) | ResidencyPhase::Loading | ResidencyPhase::Unloading => {}
+            ResidencyPhase::Loaded(_) | ResidencyPhase::Loading(_) | ResidencyPhase::Unloading => {}
         }
         // Waiters whose request has ended would accumulate.
         entry.waiters.retain(|waiter| !waiter.is_closed());
@@ -300,10 +314,38 @@ impl Residency {
         self.changed.notify_waiters();
     }
 
-    /// Unloads the model when the requests that use it are answered.
+    /// Unloads the model when the requests that use it, or wait for it, are answered. A load that no request waits for any more
+    /// is cancelled.
     pub fn retire(self: &Arc<Self>, unit: &LoadUnit) {
-        if let Some(entry) = self.entries().get_mut(&unit.id) {
-            self.retire_entry(entry);
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        self.retire_entry(entry);
+        if let ResidencyPhase::Loading(fate @ LoadFate::Stay) = &mut entry.phase {
+            *fate = LoadFate::Unload;
+            self.runtime.spawn(Arc::clone(self).cancel_unwanted(Arc::clone(&entry.unit)));
+        }
+    }
+
+    /// Cancels the load of a model that is to be unloaded, as soon as no request waits for it. Ends with the load.
+    async fn cancel_unwanted(self: Arc<Self>, unit: Arc<LoadUnit>) {
+        loop {
+            if let Some(entry) = self.entries().get_mut(&unit.id) {
+                let ResidencyPhase::Loading(fate) = &mut entry.phase else { return };
+                if *fate == LoadFate::Unload && entry.waiters.iter().all(Waiter::is_closed) {
+                    *fate = LoadFate::Cancelled;
+                }
+                match fate {
+                    // Another load of the same model.
+                    LoadFate::Stay => return,
+                    LoadFate::Unload => {}
+                    // Again and again, since a load that has just begun may not be cancelled yet.
+                    LoadFate::Cancelled => unit.source.cancel_load(),
+                }
+            } else {
+                return;
+            }
+            self.changed.notify_waiters();
+            tokio::time::sleep(CANCEL_POLL).await;
         }
     }
 
@@ -323,7 +365,7 @@ impl Residency {
         let Some(entry) = entries.get(&unit.id) else { return ModelStatus::default() };
         let (phase, unloads_in) = match &entry.phase {
             ResidencyPhase::Unloaded => (ModelPhase::Unloaded, None),
-            ResidencyPhase::Starting | ResidencyPhase::Loading => {
+            ResidencyPhase::Starting | ResidencyPhase::Loading(_) => {
                 (ModelPhase::Loading { progress: unit.source.load_progress() }, None)
             }
             ResidencyPhase::Loaded(model) => {
@@ -365,7 +407,7 @@ impl Residency {
             ResidencyPhase::Loaded(model) => Some(Arc::clone(&model.loaded)),
             ResidencyPhase::Unloaded
             | ResidencyPhase::Starting
-            | ResidencyPhase::Loading
+            | ResidencyPhase::Loading(_)
             | ResidencyPhase::Unloading => None,
         }
     }
@@ -377,7 +419,7 @@ impl Residency {
             ResidencyPhase::Loaded(model) => Some((Arc::clone(&entry.unit), Arc::clone(&model.loaded))),
             ResidencyPhase::Unloaded
             | ResidencyPhase::Starting
-            | ResidencyPhase::Loading
+            | ResidencyPhase::Loading(_)
             | ResidencyPhase::Unloading => None,
         });
         loaded.collect()
@@ -394,7 +436,7 @@ impl Residency {
             let next = self.entries().values().find_map(|entry| match &entry.phase {
                 ResidencyPhase::Starting => Some(Arc::clone(&entry.unit)),
                 ResidencyPhase::Unloaded
-                | ResidencyPhase::Loading
+                | ResidencyPhase::Loading(_)
                 | ResidencyPhase::Loaded(_)
                 | ResidencyPhase::Unloading => None,
             });
@@ -421,7 +463,7 @@ impl Residency {
 
     /// Starts to load the model.
     fn begin_load(self: &Arc<Self>, entry: &mut ResidencyEntry) {
-        entry.phase = ResidencyPhase::Loading;
+        entry.phase = ResidencyPhase::Loading(LoadFate::Stay);
         self.runtime.spawn(Arc::clone(self).load(Arc::clone(&entry.unit)));
     }
 
@@ -433,22 +475,39 @@ impl Residency {
                 tracing::info!("loaded {} in {:.2} s", unit.name, begun.elapsed().as_secs_f64());
                 self.finish_load(&unit, loaded, begun.elapsed());
             }
-            Err(error) => {
-                tracing::warn!("{} was not loaded: {}", unit.name, error.message());
-                let mut entries = self.entries();
-                let Some(entry) = entries.get_mut(&unit.id) else { return };
-                entry.phase = ResidencyPhase::Unloaded;
-                entry.memory.clear();
-                let waiters = std::mem::take(&mut entry.waiters);
-                if entry.is_removed {
-                    entries.remove(&unit.id);
-                }
-                drop(entries);
-                for waiter in waiters {
-                    let _ = waiter.send(Err(error.clone()));
-                }
-                self.changed.notify_waiters();
-            }
+            Err(error) => self.fail_load(&unit, &error),
+        }
+    }
+
+    /// Sends the error of a load to the requests that wait for it. After a cancelled load they wait for another one.
+    fn fail_load(self: &Arc<Self>, unit: &LoadUnit, error: &ApiError) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        let was_cancelled = matches!(entry.phase, ResidencyPhase::Loading(LoadFate::Cancelled));
+        let failed = if was_cancelled { Vec::new() } else { std::mem::take(&mut entry.waiters) };
+        if was_cancelled {
+            tracing::info!("the load of {} was cancelled", unit.name);
+        } else {
+            tracing::warn!("{} was not loaded: {}", unit.name, error.message());
+        }
+        self.become_unloaded(&mut entries, unit);
+        drop(entries);
+        for waiter in failed {
+            let _ = waiter.send(Err(error.clone()));
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Marks the model as unloaded. Loads it again for requests that wait for it.
+    fn become_unloaded(self: &Arc<Self>, entries: &mut BTreeMap<u64, ResidencyEntry>, unit: &LoadUnit) {
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        entry.phase = ResidencyPhase::Unloaded;
+        entry.memory.clear();
+        entry.waiters.retain(|waiter| !waiter.is_closed());
+        if entry.is_removed {
+            entries.remove(&unit.id);
+        } else if !entry.waiters.is_empty() {
+            self.begin_load(entry);
         }
     }
 
@@ -468,6 +527,19 @@ impl Residency {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id) else { return };
         let loaded = Arc::new(loaded);
+        let fate = match entry.phase {
+            ResidencyPhase::Loading(fate) => fate,
+            ResidencyPhase::Starting
+            | ResidencyPhase::Unloaded
+            | ResidencyPhase::Loaded(_)
+            | ResidencyPhase::Unloading => LoadFate::Stay,
+        };
+        if fate == LoadFate::Cancelled {
+            // Its work may have been cancelled as well.
+            entry.phase = ResidencyPhase::Unloading;
+            self.runtime.spawn(Arc::clone(self).unload(Arc::clone(unit), loaded));
+            return;
+        }
         let waiters = std::mem::take(&mut entry.waiters);
         entry.phase = ResidencyPhase::Loaded(ResidentModel {
             loaded: Arc::clone(&loaded),
@@ -476,7 +548,7 @@ impl Residency {
             keep_alive: unit.keep_alive,
             retiring: false,
         });
-        if entry.is_removed {
+        if entry.is_removed || fate == LoadFate::Unload {
             self.retire_entry(entry);
         }
         drop(entries);
@@ -510,6 +582,10 @@ impl Residency {
     /// Fails, without retiring any, where no placement can have enough memory.
     fn try_reserve(self: &Arc<Self>, unit: &LoadUnit, placements: &[Placement]) -> Result<Option<Placement>, ApiError> {
         let mut entries = self.entries();
+        if let Some(ResidencyEntry { phase: ResidencyPhase::Loading(LoadFate::Cancelled), .. }) = entries.get(&unit.id)
+        {
+            return Err(ApiError::internal("the load was cancelled"));
+        }
         let Some((placement, plan)) = self.best_placement(&entries, unit, placements)? else {
             return Ok(Some(Placement::new()));
         };
@@ -545,17 +621,7 @@ impl Residency {
         };
         let _ = tokio::task::spawn_blocking(free).await;
         tracing::info!("unloaded {}", unit.name);
-        let mut entries = self.entries();
-        let Some(entry) = entries.get_mut(&unit.id) else { return };
-        entry.phase = ResidencyPhase::Unloaded;
-        entry.memory.clear();
-        entry.waiters.retain(|waiter| !waiter.is_closed());
-        if entry.is_removed {
-            entries.remove(&unit.id);
-        } else if !entry.waiters.is_empty() {
-            self.begin_load(entry);
-        }
-        drop(entries);
+        self.become_unloaded(&mut self.entries(), &unit);
         self.changed.notify_waiters();
     }
 
@@ -600,7 +666,7 @@ impl Residency {
             }
             ResidencyPhase::Unloading => entry.waiters.clear(),
             // Requests that wait for this load still get the model.
-            ResidencyPhase::Starting | ResidencyPhase::Loading => {}
+            ResidencyPhase::Starting | ResidencyPhase::Loading(_) => {}
         }
     }
 }

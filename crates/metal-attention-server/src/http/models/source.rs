@@ -29,6 +29,10 @@ pub trait ModelSource: Send + Sync {
     fn load_progress(&self) -> Option<f64> {
         None
     }
+
+    /// Ends the present [`load`](Self::load) early, with an error, where that is possible. Called while it runs, maybe several
+    /// times; what the load returns afterwards is dropped.
+    fn cancel_load(&self) {}
 }
 
 /// The memory that a loaded model occupies, with one entry for each device.

@@ -39,6 +39,81 @@ fn add(residency: &Residency) -> Arc<LoadUnit> {
     add_gated(residency, channel().1)
 }
 
+/// A model whose first load ends when it is cancelled, with an error; later ones are those of `Source`.
+struct Endless {
+    source: Source,
+    is_cancelled: std::sync::atomic::AtomicBool,
+    /// Whether the load gives a model in spite of its cancellation.
+    succeeds: bool,
+}
+
+impl ModelSource for Endless {
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
+        self.source.card()
+    }
+
+    fn placements(&self) -> Result<Vec<Placement>, SourceError> {
+        self.source.placements()
+    }
+
+    fn load(&self, placement: &Placement) -> Result<LoadedModel, SourceError> {
+        let is_first = !self.is_cancelled.load(Ordering::Relaxed);
+        while !self.is_cancelled.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if is_first && !self.succeeds { Err("cancelled".into()) } else { self.source.load(placement) }
+    }
+
+    fn cancel_load(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Holds `unit` in a task.
+fn hold(residency: &Arc<Residency>, unit: &Arc<LoadUnit>) -> tokio::task::JoinHandle<Option<HeldModel>> {
+    let (residency, unit) = (Arc::clone(residency), Arc::clone(unit));
+    tokio::spawn(async move { residency.hold(&unit).await.unwrap() })
+}
+
+#[tokio::test]
+async fn a_load_is_cancelled_when_no_request_waits_for_it() {
+    for succeeds in [false, true] {
+        let residency = Residency::new(None);
+        let need = MemoryNeed { device: "cpu".into(), bytes: 5, capacity: Some(10) };
+        let source = Source(Mutex::new(channel().1), vec![vec![need]]);
+        let source = Endless { source, is_cancelled: false.into(), succeeds };
+        let a = residency.add("a", Box::new(source), false, KeepAlive::Forever);
+        let waiting = hold(&residency, &a);
+        wait_until(|| residency.memory().is_some()).await;
+        // It goes on for the request that waits.
+        residency.retire(&a);
+        tokio::time::sleep(3 * CANCEL_POLL).await;
+        assert_eq!(residency.status(&a).phase, ModelPhase::Loading { progress: None });
+        waiting.abort();
+        assert!(waiting.await.is_err());
+        wait_until(|| residency.status(&a).phase == ModelPhase::Unloaded).await;
+        assert_eq!(residency.memory(), None);
+        // The next request gets the model.
+        let held = hold(&residency, &a).await.unwrap().unwrap();
+        assert!(held.waited.is_some(), "{succeeds}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_is_unloaded_while_it_loads_is_unloaded_after_those_that_wait() {
+    let residency = Residency::new(None);
+    let (load, gate) = channel();
+    let a = add_gated(&residency, gate);
+    let waiting = hold(&residency, &a);
+    wait_until(|| n_waiters(&residency, &a) == 1).await;
+    residency.retire(&a);
+    load.send(()).unwrap();
+    let held = waiting.await.unwrap().unwrap();
+    assert_eq!(residency.status(&a).phase, ModelPhase::Loaded);
+    drop(held);
+    wait_until(|| residency.status(&a).phase == ModelPhase::Unloaded).await;
+}
+
 fn n_waiters(residency: &Residency, unit: &LoadUnit) -> usize {
     residency.entries()[&unit.id].waiters.len()
 }
