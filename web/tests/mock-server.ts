@@ -59,7 +59,7 @@ export interface MockServer {
   requests: Body[];
   /** Streams that were stopped by DELETE. */
   stopped: string[];
-  state: { isAway: boolean; key: string; pace: number; loaded: string[]; loading: string; hasResumable: boolean; /** Bytes that other programs use. */ other: number; /** A model that loads, and downloads that stand still. */ extra: boolean; /** Pieces of an answer after which it stands still while this is so. */ holdAt: number; /** Questions that fit into the context where the last one is too long. */ nFitting: number };
+  state: { isAway: boolean; key: string; pace: number; loaded: string[]; loading: string; /** Milliseconds of a load. */ loadTime: number; /** Models whose load was cancelled. */ cancelled: string[]; hasResumable: boolean; /** Bytes that other programs use. */ other: number; /** A model that loads, and downloads that stand still. */ extra: boolean; /** Pieces of an answer after which it stands still while this is so. */ holdAt: number; /** Questions that fit into the context where the last one is too long. */ nFitting: number };
   /** A resumable stream that has this text, and no end. */
   hold: (id: string, text: string) => void;
   /** Ends all connections at once. */
@@ -117,7 +117,7 @@ export async function startMock(port = 0): Promise<MockServer> {
     models: MODELS.map((model) => ({ ...model })),
     requests: [],
     stopped: [],
-    state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', hasResumable: true, other: 6.4 * GB, extra: false, holdAt: Infinity, nFitting: 1 },
+    state: { isAway: false, key: '', pace: 4, loaded: ['Qwen3.5 4B'], loading: '', loadTime: 300, cancelled: [], hasResumable: true, other: 6.4 * GB, extra: false, holdAt: Infinity, nFitting: 1 },
     hold: (id, text) => {
       const event = { model: MODELS[0]!.name, choices: [{ index: 0, delta: { content: text }, finish_reason: null }] };
       streams.set(id, { chunks: [Buffer.from(`data: ${JSON.stringify(event)}\n\n`)], isDone: false, wake: [] });
@@ -311,8 +311,14 @@ export async function startMock(port = 0): Promise<MockServer> {
       case '/tokenize':
         return json(response, { tokens: Array.from({ length: Math.ceil((body.content ?? '').length / 5) }, (_, i) => i) });
       case '/api/generate':
-        await sleep(body.keep_alive === 0 ? 20 : 300);
-        mock.state.loaded = body.keep_alive === 0 ? loaded.filter((name) => name !== body.model) : [...new Set([...loaded, body.model ?? ''])];
+        if (body.keep_alive === 0) {
+          if (!loaded.includes(body.model ?? '')) mock.state.cancelled.push(body.model ?? '');
+          await sleep(20);
+          mock.state.loaded = loaded.filter((name) => name !== body.model);
+        } else {
+          await sleep(mock.state.loadTime);
+          if (!response.destroyed) mock.state.loaded = [...new Set([...loaded, body.model ?? ''])];
+        }
         return json(response, { done: true });
       case '/api/pull':
         return pull(body.model ?? '', response);

@@ -266,6 +266,11 @@ const panel: Scenario[] = [
       await chat.press('Unload');
       await chat.until('one loaded', () => [...document.querySelectorAll('.m .btn')].filter((one) => one.textContent === 'Unload').length === 1);
       expect(mock.state.loaded.length === 1, 'the server knows');
+      mock.state.loadTime = 20_000;
+      await chat.press('Load');
+      await chat.tab.click('.m.prog [title="Stop loading"]');
+      await chat.until('a model that can be loaded again', () => !document.querySelector('.m.prog'));
+      expect(mock.state.cancelled.length === 1 && mock.state.loaded.length === 1, 'the server ends the load');
       await chat.tab.click('.pull input');
       await chat.tab.type('owner/slow');
       await chat.tab.press('Enter');

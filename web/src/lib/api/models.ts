@@ -125,7 +125,7 @@ export async function defaultsOf(model: string): Promise<Record<string, number>>
 /** Loads a model; resolves when it is in memory. */
 export const loadModel = (model: string, signal?: AbortSignal): Promise<unknown> => postJson('api/generate', { model, stream: false }, signal);
 
-/** Unloads a model once its requests are answered. */
+/** Unloads a model once its requests are answered. A load that no request waits for ends. */
 export const unloadModel = (model: string): Promise<unknown> => postJson('api/generate', { model, keep_alive: 0, stream: false });
 
 export interface PullProgress {

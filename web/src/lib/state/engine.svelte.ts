@@ -149,7 +149,8 @@ class Engine {
     write(`load/${name}`, seconds.toFixed(1));
   }
 
-  /** Loads a model. Fails silently: the problem stands at the model. */
+  /** Loads a model. Fails silently: the problem stands at the model. A load that is stopped here ends at the server, unless other
+   * requests wait for it. */
   async load(name: string): Promise<void> {
     if (this.loading[name]) return;
     const abort = new AbortController();
@@ -161,7 +162,8 @@ class Engine {
       this.noteLoad(name, (Date.now() - begun) / 1000);
       ui.announce(`${name} is loaded.`);
     } catch (error) {
-      if (!abort.signal.aborted) this.problems[name] = error instanceof Error ? error.message : 'It was not loaded.';
+      if (abort.signal.aborted) await unloadModel(name).catch(() => undefined);
+      else this.problems[name] = error instanceof Error ? error.message : 'It was not loaded.';
     }
     delete this.loading[name];
     await this.refresh();
