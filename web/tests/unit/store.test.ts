@@ -10,6 +10,20 @@ const conversation = (id: string): Conversation => ({ id, title: 'Title', titleB
 const message = (id: string, owner: string, parent = ''): Message => ({ id, parent, conversation: owner, role: 'user', content: `text of ${id}`, created: 1, state: 'done' });
 
 describe('the database', () => {
+  it('hides no change behind the stored state of an earlier one', async () => {
+    const { library } = await import('../../src/lib/state/library.svelte');
+    const id = newId();
+    await db.putConversation(conversation(id));
+    library.conversations.set(id, conversation(id));
+    const shown = () => library.conversations.get(id);
+    const changes = [library.patch(id, { title: 'New' }), library.patch(id, { pinned: true })];
+    for (const change of changes) {
+      await change;
+      expect(shown()).toMatchObject({ title: 'New', pinned: true });
+    }
+    expect((await db.bundleOf(id))!.conversation).toMatchObject({ title: 'New', pinned: true });
+  });
+
   it('keeps conversations, messages and files', async () => {
     const id = newId();
     await db.putConversation(conversation(id));
