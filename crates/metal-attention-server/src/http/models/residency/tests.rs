@@ -6,6 +6,7 @@ use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
 
 use super::super::ModelCard;
+use super::loading::CANCEL_POLL;
 use super::*;
 
 /// The built-in model. Each load begins when a message is received, or the sender is dropped.
