@@ -1,7 +1,7 @@
 //! Completion in shells: the scripts of `completions`, and what the program answers them.
 
-use std::path::Path;
-use std::process::Command;
+#[cfg(unix)]
+use std::{path::Path, process::Command};
 
 use crate::common::{run, stdout};
 use crate::hub::Setup;

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use crate::common::{program, run, run_with_input, stderr};
+#[cfg(target_os = "linux")]
+use crate::common::program;
+use crate::common::{run, run_with_input, stderr};
 
 /// Runs the program and checks its exit code, that stderr contains each of `parts`, and that stdout is empty.
 #[track_caller]

@@ -1,8 +1,9 @@
 //! Fair scheduling among clients, which are distinguished by their API keys, or without keys by their addresses: many
 //! requests of one client do not delay another.
 
-use std::io::Write;
-use std::net::TcpStream;
+#[cfg(target_os = "linux")]
+use std::{io::Write, net::TcpStream};
+
 use std::time::Duration;
 
 use metal_attention_server::http::{ApiKeys, HttpOptions};
