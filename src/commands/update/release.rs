@@ -177,17 +177,17 @@ fn unpack(archive: &Path, folder: &Path) -> io::Result<()> {
         }
         let path = entry.path()?.into_owned();
         let names: Option<Vec<_>> = path.components().map(normal_name).collect();
-        let to = match names.as_deref() {
-            Some([_, "metal-attention"]) => folder.join("metal-attention"),
+        let (to, is_program) = match names.as_deref() {
+            Some([_, "metal-attention"]) => (folder.join("metal-attention"), true),
             Some([_, kind @ ("man" | "completions"), name]) => {
                 fs::create_dir_all(folder.join(kind))?;
-                folder.join(kind).join(name)
+                (folder.join(kind).join(name), false)
             }
             _ => continue,
         };
-        let mut file = File::create_new(&to)?;
+        let mut file = File::create_new(to)?;
         io::copy(&mut entry, &mut file)?;
-        if to.ends_with("metal-attention") && to.parent() == Some(folder) {
+        if is_program {
             make_executable(&file)?;
             has_program = true;
         }

@@ -41,7 +41,8 @@ pub(crate) trait Simd: Copy + 'static {
 
     /// Whether [`dot8`](Self::dot8) reads codes as unsigned bytes, 0 to 255; otherwise as signed bytes, 128 less.
     const DOT8_UNSIGNED: bool;
-    /// The most tokens of a tile in a matrix product: as many as keep the accumulators in registers.
+    /// The most tokens of a tile in a matrix product: as many as keep the accumulators in registers. Kernels compare it in `const`
+    /// blocks, so that larger tiles are not compiled.
     const TILE: usize;
     /// Whether the weights of a single token, which lie in large pages, are read faster without software prefetching: those of
     /// float matrices, and of formats with [`PackedFormat::STREAMS`](crate::packed::formats::PackedFormat::STREAMS).

@@ -23,8 +23,8 @@ class Library {
   /** The settings of the shown conversation while it is not stored. */
   #unsaved = $state<ChatSettings | null>(null);
   #opening = 0;
-  /** Changes of each conversation that are on their way to the database. */
-  #nChanging = new Map<string, number>();
+  /** By conversation: how many writes to the database are pending. */
+  #pendingWrites = new Map<string, number>();
 
   /** The shown conversation, if it is stored. */
   get current(): Conversation | undefined {
@@ -141,13 +141,13 @@ class Library {
     const known = this.conversations.get(id);
     const patch = known && apply(known);
     if (known && patch) this.conversations.set(id, { ...known, ...patch });
-    this.#nChanging.set(id, (this.#nChanging.get(id) ?? 0) + 1);
+    this.#pendingWrites.set(id, (this.#pendingWrites.get(id) ?? 0) + 1);
     const patched = db
       .patchConversation(id, apply)
-      .finally(() => this.#nChanging.set(id, this.#nChanging.get(id)! - 1))
+      .finally(() => this.#pendingWrites.set(id, this.#pendingWrites.get(id)! - 1))
       .then((stored) => {
         // The state between two changes would hide the later one.
-        if (stored && !this.#nChanging.get(id) && this.conversations.has(id)) this.conversations.set(id, stored);
+        if (stored && !this.#pendingWrites.get(id) && this.conversations.has(id)) this.conversations.set(id, stored);
         if (stored) tell({ kind: 'conversation', id });
       });
     await this.#kept(patched);

@@ -175,6 +175,11 @@ struct ResidencyEntry {
 }
 
 impl ResidencyEntry {
+    /// Whether its load is cancelled.
+    fn is_cancelled(&self) -> bool {
+        matches!(self.phase, ResidencyPhase::Loading(LoadFate::Cancelled))
+    }
+
     /// Bytes of `device` that are reserved for it.
     fn bytes_on(&self, device: &str) -> u64 {
         self.memory.iter().filter(|need| need.device == device).map(|need| need.bytes).sum()

@@ -73,7 +73,7 @@ impl Residency {
     fn fail_load(self: &Arc<Self>, unit: &LoadUnit, error: &ApiError) {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id) else { return };
-        let was_cancelled = matches!(entry.phase, ResidencyPhase::Loading(LoadFate::Cancelled));
+        let was_cancelled = entry.is_cancelled();
         let failed = if was_cancelled { Vec::new() } else { std::mem::take(&mut entry.waiters) };
         if was_cancelled {
             tracing::info!("the load of {} was cancelled", unit.name);
@@ -104,19 +104,13 @@ impl Residency {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id) else { return };
         let loaded = Arc::new(loaded);
-        let fate = match entry.phase {
-            ResidencyPhase::Loading(fate) => fate,
-            ResidencyPhase::Starting
-            | ResidencyPhase::Unloaded
-            | ResidencyPhase::Loaded(_)
-            | ResidencyPhase::Unloading => LoadFate::Stay,
-        };
-        if fate == LoadFate::Cancelled {
+        if entry.is_cancelled() {
             // Its work may have been cancelled as well.
             entry.phase = ResidencyPhase::Unloading;
             self.runtime.spawn(Arc::clone(self).unload(Arc::clone(unit), loaded));
             return;
         }
+        let is_unwanted = entry.is_removed || matches!(entry.phase, ResidencyPhase::Loading(LoadFate::Unload));
         let waiters = std::mem::take(&mut entry.waiters);
         entry.phase = ResidencyPhase::Loaded(ResidentModel {
             loaded: Arc::clone(&loaded),
@@ -125,7 +119,7 @@ impl Residency {
             keep_alive: unit.keep_alive,
             retiring: false,
         });
-        if entry.is_removed || fate == LoadFate::Unload {
+        if is_unwanted {
             self.retire_entry(entry);
         }
         drop(entries);
@@ -159,8 +153,7 @@ impl Residency {
     /// Fails, without retiring any, where no placement can have enough memory.
     fn try_reserve(self: &Arc<Self>, unit: &LoadUnit, placements: &[Placement]) -> Result<Option<Placement>, ApiError> {
         let mut entries = self.entries();
-        if let Some(ResidencyEntry { phase: ResidencyPhase::Loading(LoadFate::Cancelled), .. }) = entries.get(&unit.id)
-        {
+        if entries.get(&unit.id).is_some_and(ResidencyEntry::is_cancelled) {
             return Err(ApiError::internal("the load was cancelled"));
         }
         let Some((placement, plan)) = self.best_placement(&entries, unit, placements)? else {
